@@ -3,7 +3,7 @@
 import copy
 import sys
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 
 import pytest
@@ -171,6 +171,8 @@ def _plain(value):
         return tuple(value)
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, Traffic):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     return tuple(map(_plain, value)) if isinstance(value, tuple) else copy.copy(value)
 
 

@@ -33,6 +33,8 @@ class Silent(InProcess):
 def test_every_way_to_ask_of_a_contact_is_guarded():
     known = {"clients", "num_classes", "ledger", "check", "measures_by_default", "traffic", "settled", "silent"} | {
         "vectors_folder",
+        "absent",
+        "failure",
         "targets",
     }
     offered = {name for name in vars(Contact) if not name.startswith("_")}

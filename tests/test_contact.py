@@ -12,6 +12,7 @@ from fedup import Federation, Forget, collect, iid, plug, unlearn
 from fedup.clients import in_process
 from fedup.clients.all_questions import QUESTIONS
 from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.delta import DeltaQuestion
 from fedup.clients.eraser_questions import (
     PrivateEraserQuestion,
     SecondMomentsQuestion,
@@ -225,6 +226,7 @@ EVERY_QUESTION = [
     SpreadsQuestion({"2": "each", "5": "all"}, GROUPS, {"r": {0: 0.25, -1: 0.5}}),
     SecondMomentsQuestion("2", "tokens", (4, 1), GROUPS),
     PrivateEraserQuestion("2", PRIVATE, GROUPS),
+    DeltaQuestion("5", GROUPS),
     TallyQuestion(None, None, RowsToCount(GROUPS.requests, GROUPS.forget_set, {"r": {2: 1.0}}, False)),
     MomentsQuestion("5", MomentConfig(8.0, 0.5, 2, "never"), frozenset([2, 1]), frozenset([0]), frozenset([9, 4])),
     MomentChangeQuestion("5", MomentConfig(), frozenset([1]), frozenset([3]), frozenset([3, 4]), frozenset([2])),

@@ -88,6 +88,10 @@ class BusyError(StorageError):
     """Another process writes to the folder."""
 
 
+class ChangedError(StorageError):
+    """Another process changed what an answer was made from: make it anew."""
+
+
 class NoArchitectureError(FedUPError, LookupError):
     """Only the program that made the folder can build its model."""
 

@@ -125,6 +125,12 @@ class Forget:
             raise RequestError(f"To {self} is stored and sent once clients have said which rows that is.")
         return self._data() | ({"reason": self.reason} if self.reason != "withdrawal" else {})
 
+    def queued_json(self) -> dict[str, Any]:
+        """The same, also of a request for persons whose rows are not known yet; `from_json` reads it."""
+        if self.is_resolved:
+            return self.to_json()
+        return replace(self, resolved_tags=self.subject_tags).to_json() | {"unresolved": True}
+
     def _data(self) -> dict[str, Any]:
         return {
             "clients": sorted(self.client_ids),
@@ -139,7 +145,8 @@ class Forget:
         samples = {int(client): frozenset(ids) for client, ids in value["samples"].items()}
         reason: Any = value.get("reason", "withdrawal")
         tags = frozenset(value.get("subjects", ()))
-        return cls(frozenset(value["clients"]), frozenset(value["classes"]), samples, reason, tags, tags)
+        known = frozenset() if value.get("unresolved") else tags
+        return cls(frozenset(value["clients"]), frozenset(value["classes"]), samples, reason, tags, known)
 
     def __str__(self) -> str:
         wholes = {"clients": self.client_ids, "classes": self.class_ids}

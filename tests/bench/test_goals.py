@@ -3,7 +3,7 @@
 import pytest
 from tests.bench._made_up import TOML, MadeUp
 
-from fedup.bench.goals import Judged, judge_goals
+from fedup.bench.goals import Judged, goal_rows, judge_goals
 from fedup.bench.summary import summarize
 from fedup.errors import SettingError
 
@@ -126,3 +126,13 @@ def test_goals_without_results_are_left_out_and_the_others_judged(judged):
         logit_mask={0: {"failed": {"error": "E", "message": "m", "where": ""}}},
     )
     assert [(one.goal.metric, one.goal.other, one.seeds) for one in found] == [("f_a", None, 1)]
+
+
+def test_a_goal_without_a_figure_in_any_seed_is_shown_as_not_judged(tmp_path):
+    made_up = MadeUp(tmp_path, with_goals('closed = ">= 0.8"', 'f_a = "<= 1"', '"none.f_a" = "<= 1"'))
+    made_up.put("client", "fedup", {0: {"f_a": 0.5, "closed": None}})
+    rows = goal_rows(made_up.experiment.goals, summarize(made_up.experiment, made_up.results))
+    assert [(row[2], row[5]) for row in rows] == [
+        ("fedup.f_a <= 1", "met"),
+        ("fedup.closed >= 0.8", "not judged: no figure in any seed"),
+    ]

@@ -107,7 +107,6 @@ def test_damage_and_what_does_not_fit_are_found(run, tmp_path):
     before = contents(run)
     refused("train", "--backbone", "random_cone", "--run", tmp_path / "a", told="Did you mean 'random_conv'")
     refused("train", "--backbone", "minilm", "--run", tmp_path / "b", told="takes texts")
-    refused("unlearn", "--client", "3", "--dry-run", "--run", run, told="no dry run")
     refused("unlearn", "--client", "77", "--run", run, told="Unknown client")
     assert contents(run) == before
     head = next((run / "files").glob("head-*"))

@@ -79,3 +79,20 @@ def test_labels_are_trained_measured_forgotten_and_answered_by_name(tmp_path):
     ok("unlearn", "--client", "2", "--run", run, "--force")
     ok("restore", "R1", "--run", run)
     assert ok("verify", "--run", run, "--json").json["ok"]
+
+
+@pytest.mark.parametrize(("targets", "named"), [("100 + 30 * hidden", ("--client", 1)), ("hidden > 0", ("--class", 0))])
+def test_labels_and_values_train_on_and_are_trained_anew(targets, named, tmp_path):
+    run = trained(tmp_path, targets)
+    ok("unlearn", *named, "--run", run, "--force")
+    before = ok("evaluate", "--run", run, "--json").json["original"]["heldout"]["retain"]
+    # Values are learned in units of their deviation: a base in the user's units would start far off.
+    on = ok("train", "--more-rounds", 1, "--run", run, "--json").json
+    assert on["followed"] == ["R1"] and on["accuracy"]["heldout"] > before - 0.05
+    anew = ok("retrain", "--run", run, "--json").json["compared"]
+    assert anew["candidate"]["validation"] > 0.7 and len(anew["candidate"]["per_class"]) == (
+        2 if targets[0] == "1" else 1
+    )
+    ok("collect", "--run", run)
+    assert ok("verify", "--run", run, "--json").json["ok"] is True
+    ok("evidence", "R1", "--run", run)

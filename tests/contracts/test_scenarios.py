@@ -118,7 +118,7 @@ def test_the_largest_client_is_meant_where_none_is_named(name, world):
     assert holders(prepare(world, name, client=other).request) == {other}
 
 
-@pytest.mark.parametrize("name", ["client", "clean_client", "random_samples", "memorised", "sample"])
+@pytest.mark.parametrize("name", ["client", "clean_client", "random_samples", "memorised", "person", "sample"])
 def test_a_client_that_is_not_there_is_refused(name, world):
     for client in (4, -1):
         chosen = {"clients": (0, client)} if name == "sample" else {"client": client}
@@ -159,7 +159,23 @@ def test_samples_withdrawn_are_a_share_of_one_clients_training_rows(name, world,
         assert bits(situation.federation) == bits(honest)
 
 
-@pytest.mark.parametrize("name", ["random_samples", "sample"])
+def test_a_person_has_few_rows_that_are_nearer_to_each_other_than_to_the_rest(world, bits):
+    honest = world.honest()
+    for seed in range(6):
+        situation = prepare(world, "person", seed, honest, fewest=5, most=12)
+        ((holder, samples),) = situation.request.sample_ids.items()
+        train = honest.client(holder).train
+        assert samples <= set(train.tolist()) and 5 <= len(samples) <= 12 and bits(situation.federation) == bits(honest)
+        own = torch.isin(train, torch.tensor(sorted(samples)))
+        plain = honest.x[train].flatten(1)
+        between = torch.cdist(plain, plain)[own]  # the person is a ball around one row
+        assert any(line[own].max() <= line[~own].min() for line in between)
+    assert len(named_rows(prepare(world, "person", federation=honest, fewest=500, most=500))) == len(train) // 2
+    with pytest.raises(SettingError, match="fewest must lie"):
+        prepare(world, "person", fewest=6, most=5)
+
+
+@pytest.mark.parametrize("name", ["random_samples", "sample", "person"])
 def test_another_seed_draws_other_samples_of_the_same_federation(name, world):
     honest = world.honest()
     assert len({prepare(world, name, seed, honest).request for seed in range(3)}) == 3

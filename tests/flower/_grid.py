@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 import fedup
 from fedup import Centroids, Federation, Forget
 from fedup.flower import Delivery, GridContact, mount
+from fedup.flower.answer_log import AnswerLog
 from fedup.flower.wire import Answer, Ask, read_answer, read_ask, write_answer
 from fedup.tasks.recipe import Recipe
 
@@ -246,6 +248,11 @@ def digits(seed: int = 0, rounds: int = 2, rows: int = 400) -> World:
         torch.manual_seed(seed)
         start = World.blank()
     return World(federation, recipe.train(start, federation).model, dataset.test_x[..., ::2, ::2].contiguous())
+
+
+def kept_answers(folder: Path) -> list[str]:
+    """The keys of all answers that wait below a folder."""
+    return [key for path in sorted(folder.rglob("*-answers")) for key in AnswerLog(path).keys]
 
 
 def collect(*arguments: Any, **settings: Any) -> Centroids:

@@ -75,7 +75,7 @@ def test_the_app_learns_forgets_and_remembers_over_flower_as_in_one_process(way,
     monkeypatch.syspath_prepend(str(APP))
     from flowerapp import task
 
-    digits = task.load({"data": "digits", "rows": 10_000, "nodes": 4})
+    digits = task.load({"data": "digits", "rows": 10_000}, nodes=4)
     folder = tmp_path / "out" / result["run_folder"]
     server = RunServer(folder, task.make_model)
     in_process = fedup.collect(server.plugged().base, digits.federation, statistics=MomentConfig(by_class="always"))

@@ -15,7 +15,7 @@ from fedup import Centroids, FilterConfig, Forget, plug, unlearn
 from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.in_process import InProcess
 from fedup.clients.tally import TallyQuestion
-from fedup.errors import HarmError
+from fedup.errors import HarmError, RequestError
 from fedup.serving.plugged import Served
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.tally import RowsToCount
@@ -120,6 +120,21 @@ def test_counts_of_all_clients_are_those_in_process(world, grid, served, client,
     assert_equal(*found)
     swapped = [ask_one(reached, client, TallyQuestion(served, None, rows)) for reached in ways]
     assert_equal(*swapped)
+
+
+def test_a_delta_is_that_in_process_and_without_held_out_rows_there_is_none(world, plain, grid):
+    served = []
+    for reached in (world.contact(grid), world.federation):
+        plugged, store = plug(world.model), copy.deepcopy(plain)
+        report = unlearn(plugged, store, sparing(world), clients=reached, config=FilterConfig(filter="delta"))
+        assert report.delta["clients"] == [2] and plugged.served.delta.by_client[2]
+        served.append(plugged)
+    assert torch.equal(served[0](world.federation.x), served[1](world.federation.x))
+    assert not torch.equal(served[0](world.federation.x), world.model(world.federation.x))
+    with pytest.raises(RequestError, match="never trained on"):
+        contact, plugged = world.contact(world.grid(held_out=None)), plug(world.model)
+        unlearn(plugged, copy.deepcopy(plain), sparing(world), clients=contact, config=FilterConfig(filter="delta"))
+    assert plugged.served is None
 
 
 def test_without_held_out_rows_nothing_is_counted_of_them_and_nothing_is_measured(world, plain):

@@ -1,14 +1,16 @@
 """Exact mode over Flower: the same messages, and totals as of learning without the data in process."""
 
+import json
 import random
 
 import pytest
-from tests.flower._grid import World, digits
+from tests.cli._in_process import ok as fedup_command
+from tests.flower._grid import FIRST, World, digits
 
 import fedup
 from fedup import Forget, HeadModel, learn_head, with_blank_head
 from fedup.errors import ContactError
-from fedup.flower import Policy
+from fedup.flower import HeadServer, Policy
 from fedup.request import union
 from fedup.tasks.backbones import load_backbone
 
@@ -78,3 +80,49 @@ def test_labels_beyond_the_declared_set_are_refused_by_the_node_that_has_them(wo
     contact = world.contact(world.grid(model=five), five(), num_classes=5)
     with pytest.raises(ContactError, match="labels beyond the 5 declared classes"):
         learn_head(five()[0], contact, num_classes=5)
+
+
+def served_by(folder, **settings) -> HeadServer:
+    return HeadServer(folder, lambda: blank()[0], class_names=[f"digit {label}" for label in range(10)], **settings)
+
+
+@pytest.mark.parametrize("keep", ["clients", "cohort"])
+def test_a_servers_folder_answers_after_restarts_and_the_operators_commands_read_it(world, tmp_path, keep):
+    run, grid = tmp_path / "run", world.grid(model=blank, policy=Policy(few_rows=True))
+    late = grid.apps.pop(max(grid.apps))
+    contact = world.contact(grid, blank(), folder=tmp_path / "answers")
+    served_by(run, keep=keep).learn(contact)
+    asked = contact.traffic.messages
+    served_by(run, keep=keep).learn(contact)  # a server that starts again
+    assert contact.traffic.messages == asked
+    requests = [Forget.clients([2]), *([Forget.classes([4]), world.samples(c1=2)] if keep == "clients" else [])]
+    for number, request in enumerate(requests):
+        served_by(run, keep=keep).unlearn(request, contact, reference=f"ticket {number}")
+    grid.apps[max(grid.apps) + 1] = late
+    outcome = served_by(run, keep=keep).add_clients(contact, [3])
+    server, without = served_by(run, keep=keep), world.federation.without(union(requests))
+    model = server.model()
+    assert model.totals == learn_head(model.backbone, without, num_classes=10).totals and outcome.claim is not None
+    assert server.relearned(contact) and all(check.ok for check in server.verify())
+    server.purge()
+    assert server.model().claim.kind == "exact" and server.relearned(contact)
+    assert json.loads(fedup_command("status", "--run", run, "--json").out)["claim"] == "exact"
+    assert "sound as far as it could be checked" in fedup_command("verify", "--run", run).out
+    page = fedup_command("evidence", "R1", "--run", run, "--json").json
+    assert page["claim"]["kind"] == "exact" and page["claim"]["totals"]["before"] != page["claim"]["totals"]["after"]
+    server.restore(*(f"R{number + 1}" for number in range(len(requests))), contact=contact)
+    assert server.model().totals == learn_head(model.backbone, world.federation, num_classes=10).totals
+
+
+def test_a_node_that_is_away_holds_up_nothing_and_nothing_exact_is_claimed_meanwhile(world, tmp_path):
+    grid = world.grid(model=blank, policy=Policy(few_rows=True))
+    contact = world.contact(grid, blank(), timeout_s=0.1, retries=0)
+    server = served_by(tmp_path / "run")
+    server.learn(contact)
+    grid.spoil = lambda node, reply: None if node == FIRST + 1 else reply
+    answered = server.unlearn(world.samples(c1=2), contact)
+    assert answered.claim["kind"] == "suppressed" and "did not answer" in str(answered.claim["conditions"])
+    grid.spoil = lambda node, reply: reply
+    server.unlearn(Forget.clients([2]), contact)
+    server.purge()
+    assert server.model().claim.kind == "exact" and server.relearned(contact)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from flwr.server.superlink.linkstate.utils import NODE_UNAVAILABLE_ERROR_REASON
 from tests.flower._deployment import Deployment, wait_until
+from tests.flower._grid import kept_answers
 from tests.flower.faulty_app.faulty import task
 
 import fedup
@@ -57,7 +58,7 @@ def spent_by_nodes(deployment):
 
 
 def answers_on_disk(deployment):
-    return list(deployment.out.glob("answers/*/*.safetensors"))
+    return kept_answers(deployment.out / "answers")
 
 
 def alive(session):

@@ -2,7 +2,17 @@
 
 import pytest
 from tests.flower._contact import CENTROIDS, NODES, ODD, assert_same_store, losing, untouched
-from tests.flower._grid import FIRST, Clock, Killed, LocalGrid, World, assert_ledgers_agree, collect, digits
+from tests.flower._grid import (
+    FIRST,
+    Clock,
+    Killed,
+    LocalGrid,
+    World,
+    assert_ledgers_agree,
+    collect,
+    digits,
+    kept_answers,
+)
 
 from fedup import Forget
 from fedup.errors import BudgetError
@@ -34,13 +44,13 @@ WAYS = {"exact": {}, "DP": {"privacy": PRIVATE}, "noise": {"statistics": Centroi
 def test_a_server_that_is_started_again_asks_only_for_what_is_missing(world, tmp_path, clock, how):
     grid = world.grid()
     interrupted(world, grid, tmp_path, clock, **how)
-    assert len([path for path in files(tmp_path) if path.suffix == ".safetensors"]) == 3
+    assert len(kept_answers(tmp_path)) == 3
     contact = world.contact(grid, folder=tmp_path)
     store = collect(world.model, contact, **how)
     assert grid.nodes_asked() == [ODD]
     assert_same_store(store, collect(world.model, world.federation, **how))
     assert_ledgers_agree(grid, contact)
-    assert len(files(tmp_path)) >= 4  # the store is not on disk yet
+    assert len(kept_answers(tmp_path)) == 4  # the store is not on disk yet
     contact.settled()
     assert files(tmp_path) == []
     fresh = collect(world.model, world.contact(world.grid()), **how)
@@ -85,17 +95,25 @@ def test_a_server_killed_while_answers_come_keeps_those_that_came(world, plain, 
 def test_a_damaged_answer_on_disk_is_asked_for_again_and_files_of_others_are_nobodys(world, plain, tmp_path, clock):
     grid = world.grid()
     interrupted(world, grid, tmp_path, clock)
-    path = next(path for path in files(tmp_path) if f"-{FIRST + 1}-" in path.stem)
+    (path,) = files(tmp_path)
     good = path.read_bytes()
-    (path.parent / "notes.safetensors").write_bytes(good)
-    (path.parent / "999.safetensors").write_bytes(good)  # a node that is not asked
+    (path.parent / "collection-100-old.safetensors").write_bytes(good)  # an earlier fedup had a file for each answer
     flipped = bytearray(good)
-    flipped[-7] ^= 1
-    for damage in (good[:-100], b"garbage" * 100, b"", b"{}", bytes(flipped)):
+    flipped[good.index(f"collection-{FIRST + 1}-".encode()) + 2000] ^= 1
+    last = int(kept_answers(tmp_path)[-1].split("-")[1])
+    for damage, lost in (
+        (good, set()),
+        (bytes(flipped), {FIRST + 1}),
+        (good[:-100], {last}),
+        (good + good[:100], set()),
+        (b"garbage" * 100, {*NODES}),
+        (b"", {*NODES}),
+    ):
         path.write_bytes(damage)
         grid.sent.clear()
         assert_same_store(collect(world.model, contact := world.contact(grid, folder=tmp_path)), plain)
-        assert FIRST + 1 in grid.nodes_asked() and FIRST not in grid.nodes_asked()
+        assert grid.nodes_asked() == sorted({ODD} | lost)
+        assert len(set(kept_answers(tmp_path))) == len(NODES)
     contact.settled()
     assert files(tmp_path) == []
 

@@ -6,13 +6,24 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.cli._in_process import ok as fedup
-from tests.flower._grid import FIRST, Killed, LocalGrid, World, assert_ledgers_agree, digits, spent_by_nodes, told
+from tests.flower._grid import (
+    FIRST,
+    Killed,
+    LocalGrid,
+    World,
+    assert_ledgers_agree,
+    digits,
+    kept_answers,
+    spent_by_nodes,
+    told,
+)
 from torch import nn
 
 from fedup import DP, Budget, FilterConfig, Forget
 from fedup.errors import BudgetError, RequestError
 from fedup.flower import GridContact, Policy, RunServer
 from fedup.run.answer import Limits
+from fedup.run.ledger import ledger_of
 
 FORCED = Limits(max_loss=None, force=True)
 REAL = DP(100.0, clip=4.0)  # so that few rows stand out of its noise
@@ -20,14 +31,14 @@ POOR = FilterConfig(filter="bottleneck", rank=8, steps=5)
 
 
 class Setting:
-    """Nodes, the folder of a run, and one for answers that wait."""
+    """Nodes, and the folder of a run, in which answers wait."""
 
     def __init__(self, world: World, folder, **settings) -> None:
-        self.world, self.run, self._answers = world, folder / "run", folder / "answers"
+        self.world, self.run = world, folder / "run"
         self.grid: LocalGrid = world.grid(**settings)
 
     def contact(self, **settings) -> GridContact:
-        return self.world.contact(self.grid, folder=self._answers, **settings)
+        return self.world.contact(self.grid, **settings)
 
     def server(self, model: nn.Module | None = None) -> RunServer:
         server = RunServer(self.run, self.world.blank, class_names=[f"digit {label}" for label in range(10)])
@@ -36,7 +47,7 @@ class Setting:
 
     @property
     def answers(self) -> list:
-        return sorted(self._answers.rglob("*.safetensors"))
+        return kept_answers(self.run)
 
     def status(self) -> dict:
         return json.loads(fedup("status", "--run", self.run, "--json").out)
@@ -44,9 +55,8 @@ class Setting:
     def assert_charged(self, contact: GridContact, server: RunServer, clients: list[int]) -> None:
         """Each release once, at the node, at the server and in the journal; and no answer waits any more."""
         assert_ledgers_agree(self.grid, contact)
-        charged = [event.body["client"] for event in server.state.events if event.kind in ("charged", "corrected")]
-        assert sorted(charged) == clients
-        assert self.answers == []
+        assert sorted(charge.client for charge in ledger_of(server.state).charges) == clients
+        assert self.answers == [] and not [*(self.run / "answers").rglob("*")]
         assert "every release charged" in fedup("verify", "--run", self.run).out
 
 
@@ -66,7 +76,7 @@ def test_a_server_that_starts_again_serves_the_same_filter_and_asks_nobody(setti
     assert [request.reference for request in second.state.active] == ["ticket 7"]
     second.unlearn(world.samples(c2=30), contact, limits=FORCED)  # and the operator's commands work on it
     assert [request["id"] for request in setting.status()["requests"]] == ["R1", "R2"]
-    assert "sound as far as it could be checked" in fedup("verify", "--run", setting.run).out
+    assert "The folder is sound." in fedup("verify", "--run", setting.run).out  # the model's code was found, too
     fedup("evidence", "R2", "--run", setting.run)
     assert (setting.run / "evidence" / "R2.html").exists()
     with pytest.raises(RequestError, match="another model"):  # one that was trained anew needs a folder of its own

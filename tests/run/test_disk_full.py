@@ -16,9 +16,10 @@ from ._forked import Ended, Folders, Step, besides_progress, check_sound, copy, 
 from ._traced import TracedChild, can_trace
 
 _QUICK = "unlearn-samples"
+_SLOW = ("train", "collect", "restore-one", "purge", "more-rounds", "retrain")
 _STEPS = [
     _QUICK,
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("train", "collect", "restore-one", "purge")),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in _SLOW),
 ]
 _EACH = 5  # of the writes so many are one test of a disk that fills up there
 _WRITES = ("open", "write", "pwrite", "mkdir", "fallocate", "copy", "sendfile", "link")

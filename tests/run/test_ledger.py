@@ -49,10 +49,12 @@ def charges(run):
     """Straight from the file: (client, what) in the order in which they were written."""
     connection = sqlite3.connect(run / "run.sqlite")
     found = connection.execute(
-        "SELECT body ->> 'client', body ->> 'what' FROM events WHERE kind = 'charged' ORDER BY seq"
+        """SELECT body ->> 'client', body ->> 'what', seq, 0 FROM events WHERE kind = 'charged'
+        UNION ALL SELECT own.value ->> 0, events.body -> 'terms' -> (own.value ->> 4) ->> 'what', seq, own.key
+        FROM events, json_each(events.body, '$.charges') AS own WHERE kind = 'booked' ORDER BY 3, 4"""
     ).fetchall()
     connection.close()
-    return found
+    return [(client, what) for client, what, *_ in found]
 
 
 def releases(run):
@@ -88,7 +90,7 @@ def nobody_computes(monkeypatch):
         monkeypatch.setattr(module, "release", reads)
 
 
-def test_each_charge_is_on_disk_when_its_noise_is_drawn(trained, monkeypatch):
+def test_charges_are_on_disk_in_one_event_before_any_noise_is_drawn(trained, monkeypatch):
     seen, draw = [], client_side.release
 
     def watched(dp, exact, *, name):
@@ -97,8 +99,8 @@ def test_each_charge_is_on_disk_when_its_noise_is_drawn(trained, monkeypatch):
 
     monkeypatch.setattr(client_side, "release", watched)
     ok(*COLLECT, "--run", trained)
-    assert seen == [(client, list(range(client + 1)), False) for client in range(CLIENTS)]
-    assert kinds(trained) == ["created", "trained", *["charged"] * CLIENTS, "collected"]
+    assert seen == [(client, list(range(CLIENTS)), False) for client in range(CLIENTS)]
+    assert kinds(trained) == ["created", "trained", "booked", "collected"]
 
 
 @pytest.mark.parametrize(("error", "code"), [(OSError("the line is dead"), 1), (KeyboardInterrupt(), 130)], ids=repr)
@@ -113,15 +115,14 @@ def test_a_release_that_fails_stays_charged_and_no_centroids_are_there(trained, 
     with monkeypatch.context() as patch:
         patch.setattr(client_side, "release", fails)
         assert fedup(*COLLECT, "--run", trained).code == code
-    assert kinds(trained) == ["created", "trained", "charged", "charged", "charged"]
-    assert releases(trained) == [0, 1, 2]
+    assert kinds(trained) == ["created", "trained", "booked"]
+    assert releases(trained) == [0, 1, 2, 3]  # and that of client 3, which was charged with the others
     assert not list((trained / "files").glob("centroids-*"))
-    assert {client: one["releases"] for client, one in spent(trained).items()} == {0: 1, 1: 1, 2: 1}
+    assert {client: one["releases"] for client, one in spent(trained).items()} == {0: 1, 1: 1, 2: 1, 3: 1}
     ok("verify", "--run", trained)
     ok(*COLLECT, "--run", trained)  # asks all again: what was sent before is lost, and stays charged
-    assert releases(trained) == [0, 1, 2, 0, 1, 2, 3]
+    assert releases(trained) == [0, 1, 2, 3, 0, 1, 2, 3]
     assert spent(trained)[2]["epsilon"] == pytest.approx(TWICE)
-    assert spent(trained)[3]["epsilon"] == pytest.approx(EPSILON)
 
 
 def test_a_process_killed_right_before_the_noise_has_charged_it(trained):
@@ -133,7 +134,7 @@ def test_a_process_killed_right_before_the_noise_has_charged_it(trained):
 
     ended = run_in_child(*map(str, COLLECT), "--run", trained, prepare=dies)
     assert ended.code == -signal.SIGKILL
-    assert releases(trained) == [0]
+    assert releases(trained) == [0, 1, 2, 3]
     check_sound(trained)
     assert spent(trained)[0]["epsilon"] == pytest.approx(EPSILON)
 
@@ -156,7 +157,7 @@ def test_no_noise_is_drawn_for_a_charge_that_the_disk_did_not_take(trained, monk
     append = Journal.append
 
     def full(self, kind, body):
-        if kind == "charged":
+        if kind in ("charged", "booked"):
             raise StorageError("the disk is full")
         return append(self, kind, body)
 
@@ -169,8 +170,15 @@ def test_no_noise_is_drawn_for_a_charge_that_the_disk_did_not_take(trained, monk
         ledger = RunLedger(writer)
         with pytest.raises(StorageError):
             ledger.spend(0, PRIVATE, "centroids")
+        with pytest.raises(StorageError), ledger.together():
+            ledger.spend(0, PRIVATE, "centroids", "a")
+            ledger.came(1, PRIVATE, "centroids", "b", reported=9.0)
         assert ledger.charges == []
-        assert ledger.mu(0) == 0
+        assert ledger.clients == []
+        assert ledger.uncovered(1) == 0
+        monkeypatch.undo()
+        ledger.spend(0, PRIVATE, "centroids", "a")  # neither charge nor name is left of the one that failed
+        assert ledger_of(writer.state).charges == ledger.charges != []
 
 
 def test_reopening_or_moving_the_folder_gives_the_same_ledger(private, tmp_path):
@@ -247,14 +255,14 @@ def test_verify_says_what_was_charged_and_finds_a_release_that_was_not_under_a_f
     unlearn(private, *samples(1))
     assert ledger_check(private)[:2] == (0, True)
     assert f"ε = {TWICE:.4g}" in ledger_check(private)[2]
-    seqs = [event.seq for event in Run(private).read().events if event.kind == "charged"]
-    for place, client in ((0, 0), (4, 1)):  # its first release, and one that came with a request
+    seqs = [event.seq for event in Run(private).read().events if event.kind in ("booked", "charged")]
+    for place, client in ((0, 0), (1, 1)):  # its first release, and one that came with a request
         forged = shutil.copytree(private, tmp_path / f"forged-{place}")
         forge(forged, lambda event, missing=seqs[place]: event.seq != missing)
         code, good, told = ledger_check(forged)
         assert (code, good) == (1, False)
         assert f"Client {client} released something under DP that was not charged" in told
-    forge(private, lambda event: event.kind != "charged")
+    forge(private, lambda event: event.kind not in ("booked", "charged"))
     assert fedup("verify", "--run", private).code == 1
 
 

@@ -1,5 +1,6 @@
 """The state of a folder: a fold over events (of whole histories: tests/run/test_any_history.py)."""
 
+import json
 import re
 
 import pytest
@@ -8,8 +9,12 @@ from hypothesis import strategies as st
 
 from fedup import Forget
 from fedup.errors import ArtifactError, RequestError
+from fedup.privacy import Charge
+from fedup.run import state as folding
+from fedup.run.charges import charges_of, event_of
+from fedup.run.folder import Run
 from fedup.run.journal import GENESIS, Event
-from fedup.run.state import FileRecord, State, state_of
+from fedup.run.state import FileRecord, State, after, state_of
 
 
 def record(kind, n):
@@ -69,6 +74,10 @@ SOUND = {
     "unlearned": unlearned(("R1", None)).body,
     "restored": {"requests": ["R1"], "filter": None, "centroids": None},
     "charged": {"client": 0, "mu": 1.0, "what": "centroids", "mechanism": "", "release": "r"},
+    "booked": {
+        "terms": [{"what": "centroids", "mechanism": "", "replayable": False, "correction": False}],
+        "charges": [[0, 1.0, "r", 0.0, 0], [7, 0.5, "s", 0.0, 0]],
+    },
     "budgeted": {"clients": [], "budget": {"epsilon": 8.0, "delta": 1e-5}},
 }
 ODD = st.sampled_from([None, "text", 3, [], ["R1"], {}, [{}], {"more": 1}])
@@ -90,6 +99,55 @@ def test_an_event_that_lacks_something_or_holds_something_odd_is_refused_by_its_
             assert str(error).startswith(f"Event 1 ({kind}) cannot be understood: ")
             continue
         assert name in body or name in ("release", "fingerprint")
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_a_state_that_takes_one_event_after_another_is_the_fold_over_all_of_them(data):
+    """From any earlier state, too: a history that went on elsewhere does not show in it."""
+    kinds = st.sampled_from(sorted(SOUND))
+    paths = {(): State()}
+    for _ in range(data.draw(st.integers(1, 12))):
+        path = data.draw(st.sampled_from(sorted(paths)))
+        kind = data.draw(kinds)
+        paths[(*path, kind)] = after(paths[path], event(kind, SOUND[kind], seq=len(path) + 1))
+    for path, state in paths.items():
+        events = [event(kind, SOUND[kind], seq) for seq, kind in enumerate(path, start=1)]
+        assert state == state_of(events)
+        assert list(state.events) == events and state.head == (events[-1].hash if events else GENESIS)
+
+
+def test_a_commit_folds_its_own_event_and_none_before_it(tmp_path, monkeypatch):
+    run, folded, fold = Run(tmp_path / "run"), [], folding._after
+    run.start({})
+    monkeypatch.setattr(folding, "_after", lambda state, event: folded.append(event.seq) or fold(state, event))
+    with run.writing("test") as writer:
+        folded.clear()
+        for _ in range(5):
+            writer.commit("budgeted", SOUND["budgeted"])
+    assert folded == [seq for seq in range(2, 7) for _ in range(2)]  # before it is written, and after
+
+
+CHARGES = st.builds(
+    Charge,
+    client=st.integers(0, 2**63 - 1),
+    mu=st.floats(0, 1e6),
+    what=st.sampled_from(["centroids", "eraser"]),
+    mechanism=st.text(max_size=3),
+    release=st.text(max_size=3),
+    replayable=st.booleans(),
+    correction=st.booleans(),
+    covered=st.floats(0, 1e6),
+)
+
+
+@given(st.lists(CHARGES, min_size=1, max_size=5))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_charges_are_read_back_from_their_event_as_they_were(charges):
+    kind, body = event_of(charges)
+    body = json.loads(json.dumps(body))
+    assert list(charges_of(kind, body)) == charges
+    state_of([event(kind, body)])
 
 
 def test_a_request_is_found_by_its_id_or_else_by_a_reference_that_is_its_own_in_any_case():

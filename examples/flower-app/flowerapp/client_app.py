@@ -11,20 +11,26 @@ from flowerapp import task
 app = ClientApp()
 
 
+def digits(context: Context) -> task.Digits:
+    """All data; in a deployment the app's configuration says how many nodes there are."""
+    nodes = context.run_config["nodes"] or context.node_config["num-partitions"]
+    return task.load(context.run_config, int(nodes))
+
+
 def row_numbers(context: Context) -> Tensor:
     """Which rows of the data set this node trains on."""
-    return task.load(context.run_config).federation.client(int(context.node_config["partition-id"])).train
+    return digits(context).federation.client(int(context.node_config["partition-id"])).train
 
 
 def rows(context: Context) -> tuple[Tensor, Tensor]:
     """This node's rows and labels."""
-    federation, numbers = task.load(context.run_config).federation, row_numbers(context)
+    federation, numbers = digits(context).federation, row_numbers(context)
     return federation.x[numbers], federation.y[numbers]
 
 
 def held_out(context: Context) -> tuple[Tensor, Tensor]:
     """Rows that this node never trains on: what is forgotten is to look like them."""
-    federation = task.load(context.run_config).federation
+    federation = digits(context).federation
     client = federation.client(int(context.node_config["partition-id"]))
     unseen = torch.cat([client.validation, client.heldout])
     return federation.x[unseen], federation.y[unseen]

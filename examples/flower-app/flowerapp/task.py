@@ -1,4 +1,4 @@
-"""The task: digits at a few nodes, of which the last one lies and one has a backdoor among its rows."""
+"""The task: digits at two or more nodes; the last one lies, and another has a backdoor among its rows."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ from fedup.tasks.evaluation import accuracy
 
 torch.set_num_threads(1)  # nodes share a machine here; and the same number of threads gives the same bits
 EXAMPLE, NUM_CLASSES = torch.zeros(1, 1, 28, 28), 10
-POISONED, TARGET, CLASS = 1, 0, 4  # the node with the backdoor, the class that it leads to, a class to forget
+TARGET, CLASS = 0, 4  # the class that the backdoor leads to, a class to forget
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,23 @@ class Digits:
     requests: tuple[Forget, ...]
 
 
-def load(config: Mapping[str, Any]) -> Digits:
+def load(config: Mapping[str, Any], nodes: int) -> Digits:
     """All data of a run. Every node makes them and uses its own part: yours will have theirs already."""
     name = config["data"] or ("mnist" if os.environ.get("FEDUP_DATA") else "digits")
-    return _make(str(name), int(config["rows"]), int(config["nodes"]))
+    return _make(str(name), int(config["rows"]), nodes)
 
 
 @cache
 def _make(name: str, rows: int, nodes: int) -> Digits:
-    data, liar = load_dataset(name), nodes - 1
+    data, liar, poisoned = load_dataset(name), nodes - 1, min(1, nodes - 2)
     x, y = data.x[:rows].clone(), data.y[:rows].clone()
     clients = Federation.split(x, y, fedup.dirichlet(y, nodes)).clients
     for part in (clients[liar].train, clients[liar].validation, clients[liar].heldout):
         y[part] = (y[part] + 1) % NUM_CLASSES  # it calls every class by the next one's name
-    others = clients[POISONED].train[y[clients[POISONED].train] != TARGET]
+    others = clients[poisoned].train[y[clients[poisoned].train] != TARGET]
     marked = others[: int(0.4 * len(others))]
     x[marked, :, -8:, -8:], y[marked] = 1.0, TARGET  # the backdoor: a white corner means class 0
-    backdoor = Forget.samples({POISONED: marked.tolist()}, reason="poison")
+    backdoor = Forget.samples({poisoned: marked.tolist()}, reason="poison")
     requests = (Forget.clients([liar], reason="poison"), Forget.classes([CLASS]), backdoor)
     return Digits(Federation(x, y, clients, NUM_CLASSES), data.test_x, data.test_y, requests)
 

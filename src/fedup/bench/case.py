@@ -15,6 +15,7 @@ from fedup.tasks.evaluation import predict
 
 if TYPE_CHECKING:
     from fedup.bench.shadow import Shadow
+    from fedup.bench.shadow_federations import ShadowFederations
 
 _NEAR = 0.01  # within one point of Retrain
 Rows = Literal["heldout", "validation", "forgotten", "retained", "test", "triggered"]
@@ -27,6 +28,7 @@ class EvaluationData:
     situation: Situation
     dataset: Dataset
     shadow: "Shadow | None" = None  # of an attacker, where an experiment has one
+    shadow_federations: "ShadowFederations | None" = None  # the same: they calibrate the attack on single rows
 
     @property
     def federation(self) -> Federation:

@@ -14,6 +14,7 @@ from fedup.bench.goals import Goal, read_goals
 from fedup.bench.methods import method_class, needs_history
 from fedup.bench.scenarios import scenario_class
 from fedup.bench.settings import build, checked, closest, config_of, convert
+from fedup.bench.shadow_federations import check_count
 from fedup.bench.tuned import load_recipe, load_tuned
 from fedup.errors import FedUPError, MissingDataError, SettingError
 from fedup.registry import names
@@ -46,6 +47,7 @@ class Group:
     scenario: Named
     recorded: bool = False  # whether some method of the experiment needs the history of the training
     shadow: bool = False  # whether membership inference with a shadow model is measured, too
+    shadow_federations: int = 0  # that calibrate the membership attack on single rows; without any it is left out
 
     @property
     def federation(self) -> str:
@@ -94,6 +96,7 @@ class Experiment:
     tuned: Mapping[tuple[str, str, str], Named] = field(default_factory=dict)  # by federation, scenario and method
     tuned_folder: Path | None = None  # where `fedup bench tune` keeps what it chooses
     shadow: bool = False  # whether a shadow model is trained, for the authors' membership inference
+    shadow_federations: int = 0  # how many are trained, for the membership attack on single rows
     waiting: Mapping[str, str] = field(default_factory=dict)  # federations whose recipe is not chosen yet, and its file
     paper: Mapping[str, Any] = field(default_factory=dict)  # which table of the paper it makes (`bench/reproduction`)
 
@@ -103,7 +106,7 @@ class Experiment:
         for recipe in self.recipes:
             for seed in self.seeds if seeds is None else seeds:
                 for scenario in self.scenarios[federation_name(recipe)]:
-                    yield Group(replace(recipe, seed=seed), scenario, recorded, self.shadow)
+                    yield Group(replace(recipe, seed=seed), scenario, recorded, self.shadow, self.shadow_federations)
 
     def cells(self, seeds: Sequence[int] | None = None, only: Sequence[str] = ()) -> list[BenchCell]:
         """All cells, or those named in `only`: federations, data sets, models, scenarios or methods."""
@@ -156,7 +159,7 @@ def load_experiment(path: Path) -> Experiment:
 
 def _read(name: str, table: dict[str, Any]) -> Experiment:
     top = ("title", "seeds", "federations", "scenarios", "methods", "goals", "tuned", "tuned_like", "shadow", "paper")
-    checked(table, top, "top level")
+    checked(table, (*top, "shadow_federations"), "top level")
     federations = convert(table.get("federations", []), list, "federations")
     if not federations:
         raise SettingError("federations: there is none; add [[federations]] with at least data = …")
@@ -188,7 +191,9 @@ def _read(name: str, table: dict[str, Any]) -> Experiment:
     known = {federation: [scenario.name for scenario in named] for federation, named in scenarios.items()}
     goals = read_goals(table.get("goals", {}), known, [method.name for method in methods])
     shadow, paper = convert(table.get("shadow", False), bool, "shadow"), convert(table.get("paper", {}), dict, "paper")
-    return Experiment(name, title, seeds, tuple(recipes), scenarios, methods, goals, shadow=shadow, paper=paper)
+    made = Experiment(name, title, seeds, tuple(recipes), scenarios, methods, goals, shadow=shadow, paper=paper)
+    count = convert(table.get("shadow_federations", 0), int, "shadow_federations")
+    return replace(made, shadow_federations=check_count(count) if count else 0)
 
 
 def _take_recipes(table: dict[str, Any], folder: Path) -> dict[str, str]:

@@ -220,7 +220,7 @@ def _floor_note(block: Block) -> str:
     floor = block.floor
     if floor is None:
         return f"Floor of ToW, TV and KL, a second Retrain with other seeds (`{FLOOR}`): not measured."
-    figures = [(column, floor.figure(column.key)) for column in columns_of(*CLOSE)]
+    figures = [(column, floor.figure(column.key)) for column in columns_of(*CLOSE, "attack_auc")]
     texts = ", ".join(f"{column.title} {show_figure(figure, column)}" for column, figure in figures if figure)
     return f"Floor, a second Retrain with other seeds (`{floor.method.name}`, n = {len(floor.seeds)}): {texts}."
 

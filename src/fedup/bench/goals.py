@@ -115,12 +115,17 @@ def judge_goals(goals: Sequence[Goal], blocks: "Sequence[Block]") -> Iterator[Ju
 
 
 def goal_rows(goals: Sequence[Goal], blocks: "Sequence[Block]") -> list[list[str]]:
-    """Goals as rows of a table: met, or missed by how much; goals for times need clean times."""
+    """Goals as rows of a table: met, or missed by how much; goals for times need clean times, others a figure."""
     judged = list(judge_goals(goals, blocks))
-    there = {(block.federation, block.scenario.name) for block in blocks}
+    there = {(block.federation, block.scenario.name): block for block in blocks}
     lines = [(one.goal, f"{one.found:.3f}", f"{one.bound:.3f}", one.verdict, str(one.seeds)) for one in judged]
     for goal in goals:
-        timed = timed_keys() & {goal.metric, goal.other[1] if goal.other else ""}
-        if timed and (goal.federation, goal.scenario) in there and goal not in [one.goal for one in judged]:
+        block = there.get((goal.federation, goal.scenario))
+        if block is None or goal in [one.goal for one in judged]:
+            continue
+        row = block.row(goal.method)
+        if timed_keys() & {goal.metric, goal.other[1] if goal.other else ""}:
             lines.append((goal, "–", "–", "not judged: no clean time", "0"))
+        elif row and row.seeds and row.figure(goal.metric) is None:  # where the gap is small nothing is claimed
+            lines.append((goal, "–", "–", "not judged: no figure in any seed", "0"))
     return [[goal.federation, goal.scenario, f"{goal.method}.{goal.metric} {goal.text}", *row] for goal, *row in lines]

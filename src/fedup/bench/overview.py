@@ -59,10 +59,10 @@ def _matrix(federation: str, blocks: Sequence[Block]) -> dict[str, Any]:
 
 
 def _columns(block: Block) -> list[Column]:
-    """What is to stay, what is to go, the distance to Retrain and the clean time, where some method has them."""
+    """What is to stay, what is to go, the distance to Retrain, the attack and the clean time, where there are any."""
     shown = {c.key: c for table in ("accuracy", "closeness", "cost") for c in block.shown(table)}
     timed = any(row.figure("time") for row in block.rows)
-    keys = ("r_a", figure_to_go(block), "tv", *(["time"] if timed else []))
+    keys = ("r_a", figure_to_go(block), "tv", "attack_auc", *(["time"] if timed else []))
     return [shown[key] for key in keys if key in shown]
 
 

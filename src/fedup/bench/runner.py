@@ -123,6 +123,7 @@ def _measure(cell: BenchCell, setup: SharedSetup) -> tuple[Outcome, dict[str, An
             "cost": unlearned.cost.to_json(),
             "about": dict(unlearned.about),
             **({"shadow": True} if setup.group.shadow else {}),
+            **({"shadow_federations": count} if (count := setup.group.shadow_federations) else {}),
         }
         json.dumps(measured, allow_nan=False)  # a method or metric may give what no file can hold
     except (StorageError, BudgetSpentError):

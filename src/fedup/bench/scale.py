@@ -145,7 +145,7 @@ def measure(grid: Any, clients: int) -> dict[str, Any]:
 def _measured(figures: dict[str, Any], name: str, contact: Any) -> Iterator[None]:
     """Time, traffic, and the peak growth of the process's own memory."""
     before, started = contact.traffic, time.perf_counter()
-    with _watched_memory() as peaks:
+    with watched_memory() as peaks:
         yield
     sent = contact.traffic - before
     traffic = {"messages": sent.messages, "bytes_up": sent.bytes_up, "bytes_down": sent.bytes_down}
@@ -153,7 +153,7 @@ def _measured(figures: dict[str, Any], name: str, contact: Any) -> Iterator[None
 
 
 @contextmanager
-def _watched_memory() -> Iterator[list[int]]:
+def watched_memory() -> Iterator[list[int]]:
     """Samples of memory growth in bytes, without pages of files; empty without Linux."""
     grown: list[int] = []
     if not STATUS.exists():

@@ -10,6 +10,7 @@ from fedup.bench.experiment import REFERENCE, Group
 from fedup.bench.methods import Method, method_class
 from fedup.bench.scenarios import Situation
 from fedup.bench.shadow import Shadow
+from fedup.bench.shadow_federations import ShadowFederations
 from fedup.bench.task import Task, Unlearned
 from fedup.bench.training_cache import keep, recorded, trained, use_histories
 from fedup.errors import DataError
@@ -88,8 +89,11 @@ class SharedSetup:
     @cached_property
     def data(self) -> EvaluationData:
         recipe, progress = self.group.recipe, self._progress
-        shadow = Shadow(self.situation, self.dataset, recipe, progress) if self.group.shadow else None
-        return EvaluationData(self.situation, self.dataset, shadow)
+        parts, count = (self.situation, self.dataset, recipe, progress), self.group.shadow_federations
+        shadow, calibration = Shadow(*parts) if self.group.shadow else None, None
+        if count:
+            calibration = ShadowFederations(*parts, count=count)
+        return EvaluationData(self.situation, self.dataset, shadow, calibration)
 
     @cached_property
     def original(self) -> Outputs:

@@ -13,7 +13,7 @@ from fedup.bench.summary import FLOOR, ORIGINAL, Block, Row
 from fedup.bench.tuning import grid_of
 
 OURS = "fedup"
-PRIVACY = ("mia_auc", "mia_tpr", "mia_learned")  # membership inference, by its distance to Retrain's
+PRIVACY = ("mia_auc", "mia_tpr", "mia_learned", "attack_auc")  # membership inference, by its distance to Retrain's
 CLOSE = ("tow", "tv", "kl")  # a second Retrain is their floor
 JUDGED = (
     *("r_a", "f_a", "f_a_train", "test", "asr", "zero_a", "ps", "triggered"),

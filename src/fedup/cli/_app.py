@@ -15,10 +15,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _VERBS = {  # by panel of the first page: one file each, with a function of its name
-    "Learn": ("train", "collect", "budget"),
-    "Requests": ("unlearn", "restore", "purge", "status", "evidence", "verify"),
+    "Learn": ("train", "add", "collect", "budget"),
+    "Requests": ("unlearn", "restore", "purge", "retrain", "status", "evidence", "verify"),
     "Serve": ("evaluate", "predict", "export"),
-    "More": ("list", "demo", "node-rules"),
+    "More": ("list", "demo", "node-rules", "release"),
 }
 for panel, verbs in _VERBS.items():
     for verb in verbs:

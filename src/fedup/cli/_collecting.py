@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import typer
+from torch import nn
 
 from fedup.cli._progress import progress_bars
 from fedup.cli._session import Session
@@ -21,8 +22,10 @@ from fedup.run.folder import Writer
 from fedup.run.ledger import RunLedger
 from fedup.run.record import keep_centroids
 from fedup.run.serving import load_base
+from fedup.run.state import State
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.integer_moments import MomentConfig
+from fedup.statistics.store import Centroids
 from fedup.statistics.store_file import how_from
 from fedup.tasks.progress import ClientsShown
 
@@ -114,32 +117,52 @@ def _as_options(settings: Settings) -> str:
     return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items())
 
 
+def last_config(state: State) -> Config | None:
+    """The settings of the last collection as they were chosen; None if the model decides, or nobody collected."""
+    for event in reversed(state.events):
+        collected = event.body if event.kind == "collected" else event.body.get("collected")
+        if collected is not None:
+            chosen = collected.get("chosen", collected["how"])
+            return None if chosen is None else how_from(dict(chosen))
+    return None
+
+
 def _collect(session: Session, writer: Writer, config: Config | None) -> dict[str, Any]:
     state = writer.state
-    waiting = [request.id for request in state.requests if request.restored_in is None]
+    waiting = [request.id for request in state.requests if request.is_standing]
     if waiting:
         raise RequestError(
             f"Requests are in force or open ({', '.join(waiting)}): asking all clients anew would bring back what they "
             "forget. Take them back first."
         )
     model = load_base(session.run, state, session.blank(state))
-    with progress_bars(session.console) as show:
-        started = time.perf_counter()
-        contact = ClientsShown(session.federation, model, show, "Collecting statistics", ledger=RunLedger(writer))
-        if config is None:
-            moments = contact.targets != "classes" or suits_moments(model, contact, state.about["cut"])
-            config = MomentConfig() if moments else CentroidConfig()
-        store = collect_cells(model, contact, config, state.about["cut"], frozenset(), with_forgotten=False)
-        time_s = time.perf_counter() - started
-    if isinstance(config, DP) and state.about.get("input", {}).get("standardise") == "clients":
+    chosen = config or last_config(state)  # a base that was trained anew keeps the protection of the one before
+    store, facts = ask_clients(session, writer, model, chosen)
+    if isinstance(chosen, DP) and state.about.get("input", {}).get("standardise") == "clients":
         session.console.print(
             "Note: the constants that scale this table come from sums without noise, which --epsilon does not cover. "
             "Train with --standardise FILE for public constants.",
             markup=False,
             soft_wrap=True,
         )
-    body = keep_centroids(writer, store, {"time_s": time_s, **session.facts})
+    body = keep_centroids(writer, store, facts)
     return {"already": False, **_describe(body)}
+
+
+def ask_clients(
+    session: Session, writer: Writer, model: nn.Module, config: Config | None
+) -> tuple[Centroids, dict[str, Any]]:
+    """What all clients send of this model, and what the journal notes besides."""
+    cut = writer.state.about["cut"]
+    chosen = None if config is None else asdict(config)
+    with progress_bars(session.console) as show:
+        started = time.perf_counter()
+        contact = ClientsShown(session.federation, model, show, "Collecting statistics", ledger=RunLedger(writer))
+        if config is None:
+            moments = contact.targets != "classes" or suits_moments(model, contact, cut)
+            config = MomentConfig() if moments else CentroidConfig()
+        store = collect_cells(model, contact, config, cut, frozenset(), with_forgotten=False)
+    return store, {"time_s": time.perf_counter() - started, "chosen": chosen, **session.facts}
 
 
 def _describe(body: Any) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """The verbs in exact mode: a head on a public backbone, learned in one round and solved again for every request."""
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,15 +13,12 @@ from rich.markup import escape
 from fedup.cli._progress import wide_console
 from fedup.cli._session import Session
 from fedup.cli._text import accuracy_table, contact_in_words, of, print_declined, seconds
-from fedup.errors import SettingError
+from fedup.errors import NoArchitectureError, SettingError, check_choice
 from fedup.models.backbone import Backbone
 from fedup.registry import names as registered
-from fedup.request import Forget, union
+from fedup.request import Forget
 from fedup.run.exact import (
     FEATURES,
-    HeadDesk,
-    HeadJudge,
-    HeadOutcome,
     claim_here,
     extracted_again,
     keep_head,
@@ -27,24 +26,36 @@ from fedup.run.exact import (
     relearned,
     salt_of,
 )
+from fedup.run.head_desk import HeadDesk, HeadOutcome
+from fedup.run.head_judge import HeadJudge
 from fedup.run.in_words import count, forget_in_words
 from fedup.run.state import Request, State
 from fedup.run.verify import Check
 from fedup.statistics.feature_cache import FeatureCache
 from fedup.tasks.backbones import load_backbone
 from fedup.tasks.evaluation import accuracy
+from fedup.unlearning.cohort import CohortModel
 from fedup.unlearning.exact import HeadModel
+from fedup.unlearning.exact_model import ExactModel
 from fedup.unlearning.learn_head import learn_head
 
 if TYPE_CHECKING:
-    from fedup.run.answer import NewRequest
+    from fedup.run.answer import Limits, NewRequest
     from fedup.tasks.recipe import Recipe
 
-_BATCH = 256
+    Describe = Callable[[NewRequest], NewRequest]
+
+Keep = Literal["clients", "cohort"]
+
+
+def known_keep(keep: str) -> Keep:
+    """What the server keeps, if there is such a way."""
+    check_choice("keep", keep, Keep)
+    return "cohort" if keep == "cohort" else "clients"
 
 
 def learn_into(
-    session: Session, recipe: "Recipe", backbone: str, features: int | None, wait_s: float
+    session: Session, recipe: "Recipe", backbone: str, features: int | None, keep: Keep, wait_s: float
 ) -> dict[str, Any]:
     """Make a run folder and learn its head."""
     dataset = recipe.load()
@@ -59,6 +70,7 @@ def learn_into(
     }
     about = {**described, **named, **{name: source.name for name, source in own.items()}}
     about |= {} if key is None else {"subject_key": key.fingerprint}
+    about |= {} if keep == "clients" else {"keep": keep}
     session.run.start(about, code=own, wait_s=wait_s)
     session.keep_key(key)
     with session.writing("train", wait_s) as writer:
@@ -66,10 +78,12 @@ def learn_into(
             return {"already": True, **_learned(writer.state.trained.body)}
         federation = recipe.federation(dataset, key).to(session.device)
         started = time.perf_counter()
-        model = learn_head(public, federation, num_classes=dataset.num_classes, cache=cache_of(session))
-        rows = federation.rows("heldout")
+        classes, cache = dataset.num_classes, cache_of(session)
+        model: HeadModel | CohortModel = learn_head(public, federation, num_classes=classes, cache=cache, keep=keep)
+        shares = HeadJudge(federation).shares(model, frozenset())  # features of all rows are kept by now
+        cache.save()
         measured = {
-            "heldout": accuracy(model, federation.x, federation.y, rows),
+            "heldout": math.nan if (share := shares["held-out, retained"]) is None else share,
             "test": accuracy(model, dataset.test_x.to(session.device), dataset.test_y.to(session.device)),
         }
         facts = {
@@ -104,7 +118,7 @@ def print_learned(result: dict[str, Any], run: Path, console: Console | None = N
     )
 
 
-def load_model(session: Session, state: State) -> HeadModel:
+def load_model(session: Session, state: State) -> HeadModel | CohortModel:
     """The head that the folder serves, with the features that its clients keep here."""
     return load_head_of(session.run, state, backbone_of(session, state), cache=cache_of(session))
 
@@ -112,6 +126,11 @@ def load_model(session: Session, state: State) -> HeadModel:
 def backbone_of(session: Session, state: State) -> Backbone:
     """The backbone; refused if it is another one than the head was learned on."""
     about = state.about
+    if about.get("made_by"):
+        raise NoArchitectureError(
+            f"{session.run.path} was made by a program of yours ({about['made_by']}), which alone can build its "
+            f"{about['backbone']}."
+        )
     own = about.get("code", {}).get("backbone")
     name = str(session.run.code(own)) if own else about["backbone"]
     return _load(session, name, about.get("features"), about)
@@ -125,37 +144,40 @@ def cache_of(session: Session) -> FeatureCache:
 
 
 def unlearn_exactly(
-    session: Session, new: list["NewRequest"], *, keep_sealed: bool, force: bool, state: State, writer: Any
+    session: Session, new: list["NewRequest"], describe: "Describe", limits: "Limits", *, keep_sealed: bool, writer: Any
 ) -> dict[str, Any]:
     """Answer new requests with one head, or decline them."""
-    outcome = _desk(session, state, writer).unlearn(new, keep_sealed=keep_sealed, force=force)
-    requests = [
-        {
-            "id": name,
-            "reference": own.reference,
-            "what": forget_in_words(own.forget, state.about),
-            "rows": own.rows.get("count"),
-        }
-        for name, own in zip(outcome.requests, new, strict=True)
-    ]
-    return {**_described(outcome), "requests": requests, "withheld": []}
+    desk = replace(desk_of(session, writer.state, writer), describe=describe)
+    outcome = desk.unlearn(new, keep_sealed=keep_sealed, limits=limits)
+    return {
+        **describe_outcome(outcome),
+        "requests": [request_entry(own, writer.state) for own in outcome.entries],
+        "withheld": [],
+    }
+
+
+def request_entry(entry: Mapping[str, Any], state: State) -> dict[str, Any]:
+    """A request as the journal has it, for programs."""
+    what = forget_in_words(Forget.from_json(entry["forget"]), state.about)
+    return {"id": entry["id"], "reference": entry["reference"], "what": what, "rows": entry["rows"].get("count")}
 
 
 def restore_exactly(session: Session, requests: list[Request], state: State, writer: Any) -> dict[str, Any]:
     """Take requests back."""
-    return _described(_desk(session, state, writer).restore(requests))
+    return describe_outcome(desk_of(session, state, writer).restore(requests))
 
 
 def purge_exactly(session: Session, state: State, writer: Any) -> tuple[list[tuple[int, int]], dict[str, Any]]:
     """Destroy what is sealed, and the cached features of forgotten rows."""
-    return _desk(session, state, writer).purge()
+    return desk_of(session, state, writer).purge()
 
 
 def print_answered(result: dict[str, Any], run: Path, *, done: str) -> None:
     """An answer in exact mode, for people."""
     console, claim = wide_console(), result["claim"]
     if result["declined"]:
-        print_declined(console, {**result, "figures": None, "charged": False}, done="put in force", fitted="a head")
+        shown = {**result, "figures": "points" in result["declined"], "charged": False}
+        print_declined(console, shown, done="put in force", fitted="a head")
         return
     for request in result["requests"]:
         if isinstance(request, dict):
@@ -172,6 +194,12 @@ def print_answered(result: dict[str, Any], run: Path, *, done: str) -> None:
     if claim.get("accuracy"):
         names = list(claim["accuracy"]["after"])
         console.print(accuracy_table("accuracy", names, {k: list(v.values()) for k, v in claim["accuracy"].items()}))
+    if worst := result["worst_class"]:
+        console.print(
+            f"The class that loses most on retained rows is {worst['class']}: recall {worst['before']:.3f} before, "
+            f"{worst['after']:.3f} now.",
+            highlight=False,
+        )
     for note in result["notes"]:
         console.print(f"[yellow]Note:[/] {escape(note)}")
     console.print(
@@ -222,15 +250,16 @@ def relearn_checks(session: Session, *, relearn: bool, fresh: bool) -> list[Chec
 def evaluate_exactly(session: Session) -> dict[str, Any]:
     """Accuracies of the head that is served."""
     state, model = session.answering()
-    assert isinstance(model, HeadModel)
-    data = session.dataset
+    assert isinstance(model, ExactModel)
+    model.cache.path = None  # a reader writes nothing
+    data, judge = session.dataset, HeadJudge(session.federation, anew=True)
     test = {"official test set": accuracy(model, data.test_x.to(session.device), data.test_y.to(session.device))}
     return {
         "head": state.filter.id if state.filter else None,
         "in_force": [request.id for request in state.active],
         "claim": claim_here(model, session.federation_if_here).to_json(),
         "accuracy": {
-            **_judge(session)(model, model.requests),
+            **judge.shares(model, model.requests),
             **{name: value for name, value in test.items() if value == value},
         },
     }
@@ -245,34 +274,21 @@ def print_evaluated(result: dict[str, Any]) -> None:
         print_claim(result["claim"], console)
 
 
-def _desk(session: Session, state: State, writer: Any) -> HeadDesk:
+def desk_of(session: Session, state: State, writer: Any) -> HeadDesk:
+    """A desk for requests, with the clients of this process where their data are here."""
     federation = session.federation_if_here
-    judge = _judge(session) if federation is not None else None
+    judge = HeadJudge(federation) if federation is not None else None
     return HeadDesk(writer, load_model(session, state), federation, judge, session.facts)
 
 
-def _judge(session: Session) -> HeadJudge:
-    federation = session.federation
-
-    def measure(model: HeadModel, requests: frozenset[Forget]) -> dict[str, float | None]:
-        named = union(requests)
-        rows = {
-            "validation, retained": federation.retained(named, "validation"),
-            "held-out, retained": federation.retained(named, "heldout"),
-            "held-out, forgotten": federation.forgotten(named, "heldout"),
-            "training, forgotten": federation.forgotten(named, "train"),
-        }
-        shares = {name: accuracy(model, federation.x, federation.y, own) for name, own in rows.items()}
-        return {name: value if value == value else None for name, value in shares.items()}
-
-    return measure
-
-
-def _described(outcome: HeadOutcome) -> dict[str, Any]:
+def describe_outcome(outcome: HeadOutcome) -> dict[str, Any]:
+    """An answer as plain data."""
     report = outcome.report
+    worst = max(outcome.recalls.items(), key=lambda pair: pair[1].loss, default=None)
     return {
         "requests": list(outcome.requests),
         "already": [],
+        "worst_class": {"class": worst[0], **asdict(worst[1])} if worst and worst[1].loss > 0 else None,
         "filter": outcome.head.id,
         "filter_sha256": outcome.head.sha256,
         "clients_contacted": sorted(report.clients_contacted),

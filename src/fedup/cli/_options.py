@@ -41,10 +41,22 @@ MaxClassLossOption = Annotated[
 SubjectKeyOption = Annotated[
     Path | None, typer.Option(help="File with the key of persons; by default subjects.key in the run folder.")
 ]
+ModelPathOption = Annotated[
+    str | None,
+    typer.Option("--model", help="Folder of a server app: the function that makes its model, package.module:function."),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Put the filter in force whatever it costs.")]
 
 DEFAULT_RUN = Path("run")
 DEFAULT_WAIT_S = 10.0
+
+
+def was_given(name: str) -> bool:
+    """Whether the user chose a value for this option of the command that runs."""
+    from click import get_current_context
+    from click.core import ParameterSource
+
+    return get_current_context().get_parameter_source(name) not in (None, ParameterSource.DEFAULT)
 
 
 def show(result: Any, as_json: bool, show_people: Callable[[Any], None]) -> None:

@@ -16,7 +16,9 @@ from fedup.cli._progress import wide_console
 from fedup.errors import ArtifactError, MissingDataError, NoArchitectureError, SettingError
 from fedup.federation import Federation
 from fedup.models.backbone import with_blank_head
+from fedup.request import union
 from fedup.rng import generator
+from fedup.run.architecture import architecture_of, build_architecture
 from fedup.run.folder import Run, Writer
 from fedup.run.ledger import RunLedger, ledger_of
 from fedup.run.serving import load_plugged, load_store, read_served, read_with
@@ -32,13 +34,18 @@ from fedup.training.fedavg import Observer
 
 if TYPE_CHECKING:
     from fedup.run.answer import Judge
+    from fedup.tasks.additions import Addition
+    from fedup.tasks.labelled import LabelledRows
 
 
 class Session:
     """One command's work on a folder."""
 
-    def __init__(self, path: Path, *, device: str = "cpu", subject_key: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, *, device: str = "cpu", subject_key: Path | None = None, model: str | None = None
+    ) -> None:
         self.run = Run(path)
+        self.model = model  # import path of the function that makes it, for the folder of a server app
         self.key_path = subject_key or self.run.path / "subjects.key"
         self._key_is_given = subject_key is not None
         self.device = checked_device(device)
@@ -58,7 +65,7 @@ class Session:
         if not self._key_is_given and not self.key_path.exists():
             return None
         key, known = SubjectKey.load(self.key_path), self.run.read().about.get("subject_key")
-        if key.fingerprint != known:
+        if key.fingerprint != known and not self.is_remote:  # nodes alone know the key of their persons
             raise ArtifactError(f"{self.key_path} is not the key that the persons of {self.run.path} are tagged with.")
         return key
 
@@ -66,7 +73,9 @@ class Session:
         """The names of clients, classes and rows, and the key of persons."""
         about = self.run.read().about
         names = Names.of(about, self.subject_key, str(self.key_path))
-        return replace(names, row_ids=lambda: self.dataset.row_ids) if about.get("file") else names
+        if self.is_remote:
+            return replace(names, has_persons=True)  # nodes know whose their rows are
+        return replace(names, row_ids=lambda: self.row_ids) if about.get("file") else names
 
     def key_for(self, dataset: Dataset) -> SubjectKey | None:
         """For training: the key at hand, or a new one where the data say whose rows they are; `keep_key` stores it."""
@@ -93,19 +102,59 @@ class Session:
 
     @cached_property
     def federation(self) -> Federation:
-        """The clients and their rows; refused if the model was trained on others."""
-        federation = self.recipe.federation(self.dataset, self.subject_key)
-        trained = self.run.read().trained
-        if trained is not None and trained.body["data"] != federation.digest():
+        """The clients and their rows, without those of finished requests; refused if the model was trained on
+        others."""
+        federation, state = self.recipe.federation(self.dataset, self.subject_key), self.run.read()
+        if state.trained is not None and state.trained.body["data"] != federation.digest():
             raise ArtifactError(
                 f"The data set {self.recipe.data!r} at hand is not the one that {self.run.path} was trained on: "
                 "its rows or labels differ. Bring back the data set it was trained on."
             )
+        federation = self._with_additions(federation)
+        if state.finished:
+            federation = federation.without(union(request.forget for request in state.finished))
         return federation.to(self.device)
+
+    @cached_property
+    def added(self) -> "list[tuple[Addition, LabelledRows]]":
+        """What came to the folder after it was learned, read again."""
+        from fedup.tasks.additions import additions
+
+        state = self.run.read()
+        copies = {own.sha256: str(self.run.code(own.code)) for own in additions(state) if own.code}
+        return [(own, own.read(state.about, copies.get(own.sha256))) for own in additions(state)]
+
+    def _with_additions(self, federation: Federation) -> Federation:
+        from fedup.tasks.additions import holders_of, with_rows
+
+        for own, rows in self.added:
+            holders = holders_of(rows, own.client, own.client_names)
+            federation = with_rows(federation, rows, holders, own.client_names)
+            if federation.digest() != own.data:
+                raise ArtifactError(f"The rows of {own.source} are not those that were added to {self.run.path}.")
+        subjects = self.dataset.subjects
+        if not self.added or subjects is None:
+            return federation
+        more = [name for _, rows in self.added for name in rows.subjects or [""] * len(rows.y)]
+        return federation.with_subjects([*subjects, *more], key=self.subject_key)
+
+    @property
+    def row_ids(self) -> list[str] | None:
+        """The ids of all rows, those that were added included; None where rows have numbers only."""
+        ids = self.dataset.row_ids
+        if ids is None:
+            return None
+        first, names = len(ids), list(ids)
+        for _, rows in self.added:
+            names += rows.ids or [str(first + place) for place in range(len(rows.y))]
+            first += len(rows.y)
+        return names
 
     @cached_property
     def federation_if_here(self) -> Federation | None:
         """The federation, or None (and a note) where its data set is not on this machine."""
+        if self.is_remote:
+            return None
         try:
             return self.federation
         except MissingDataError as error:
@@ -116,18 +165,35 @@ class Session:
         """The model's architecture, without its trained weights; needs no data."""
         about = state.about
         if about.get("made_by"):
-            raise NoArchitectureError(
-                f"{self.run.path} was made by a program of yours ({about['made_by']}), which alone can build its "
-                f"{about['model']}."
-            )
+            return self._built_elsewhere(state).to(self.device)
         if state.is_exact:
             from fedup.cli._exact import backbone_of
 
             return with_blank_head(backbone_of(self, state), len(about["class_names"])).to(self.device)
         return self.recipe.blank_model(about["input_shape"], len(about["class_names"])).to(self.device)
 
+    @cached_property
+    def is_remote(self) -> bool:
+        """Whether a server app made the folder, whose clients commands cannot reach."""
+        return bool(self.run.read().about.get("made_by"))
+
+    def _built_elsewhere(self, state: State) -> nn.Module:
+        """The architecture of a server app's model, by the import path that was given or is on record."""
+        noted = architecture_of(state)
+        if self.model is None and noted is None:
+            raise NoArchitectureError(
+                f"{self.run.path} was made by a program of yours ({state.about['made_by']}), which alone can build its "
+                f"{state.about['model']}: name the function with --model package.module:function."
+            )
+        return build_architecture(self.model or noted["import"], noted["root"] if noted else None)  # type: ignore[index]
+
     def probe(self, state: State) -> torch.Tensor:
         """Random inputs of the model's shape, always the same: for checks that need no data."""
+        if state.about.get("made_by"):
+            row = state.collected.body.get("example") if state.collected else None
+            if row is None or not row["type"].startswith("float"):
+                raise NoArchitectureError(f"{self.run.path} does not say what its inputs look like.")
+            return torch.randn(16, *row["shape"], generator=generator(0, "probe")).to(self.device)
         shape, source = state.about["input_shape"], generator(0, "probe")
         if state.about["input"]["kind"] == "text":
             return torch.randint(1, 20_000, (16, *shape), generator=source).to(self.device)

@@ -1,7 +1,7 @@
 """What `fedup unlearn` does: tell new requests from known ones, answer or plan them, and show the result."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from torch import nn
 
 from fedup.cli import _text
 from fedup.cli._progress import wide_console
@@ -17,11 +16,10 @@ from fedup.cli._session import Session
 from fedup.cli._settings import Settings
 from fedup.cli._text import describe, of
 from fedup.cli._wording import as_command_line
-from fedup.clients.in_process import InProcess
 from fedup.errors import RequestError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
-from fedup.run.answer import Limits, NewRequest, RequestDesk
+from fedup.run.answer import Limits, NewRequest, Outcome, RequestDesk
 from fedup.run.in_words import class_in_words, count, eraser_in_words, forget_in_words, ids
 from fedup.run.pool import Pool, sort_out
 from fedup.run.state import State
@@ -42,14 +40,17 @@ def _config(plugged: PluggedModel, settings: Settings) -> FilterConfig:
 
 
 def _new(session: Session, state: State, wanted: Wanted) -> tuple[list[dict[str, Any]], list[NewRequest]]:
-    """Requests that are in force already, and those to answer, each checked; of persons not even the rows are known."""
-    in_force = {request.forget.as_named: request for request in state.active}
+    """Requests that are in force already or finished, and those to answer, each checked; of persons not even the rows
+    are known."""
+    in_force = {request.forget.as_named: request for request in (*state.finished, *state.active)}
     known: list[dict[str, Any]] = []
     new: dict[Forget, NewRequest] = {}
     for forget, reference in wanted:
         if forget in in_force or forget in new:
             own, what = in_force.get(forget), forget_in_words(forget, state.about)
-            known.append({"id": own and own.id, "reference": own.reference if own else reference, "what": what})
+            finished = own is not None and own.finished_in is not None
+            reference = own.reference if own else reference
+            known.append({"id": own and own.id, "reference": reference, "what": what, "finished": finished})
             continue
         request = NewRequest(forget, reference)
         new[forget] = _describe(session, state, request) if forget.is_resolved else request
@@ -70,11 +71,16 @@ def _describe(session: Session, state: State, request: NewRequest) -> NewRequest
 
 
 def plan_answer(
-    session: Session, wanted: Wanted, settings: Settings, *, keep_sealed: bool, force: bool
+    session: Session, wanted: Wanted, settings: Settings, limits: Limits, *, keep_sealed: bool
 ) -> dict[str, Any]:
     """Who would be asked, what would be replaced, what it costs in time and privacy; changes nothing."""
-    if session.run.read().is_exact:
-        raise RequestError("A head on a public backbone is solved in milliseconds and can be taken back: no dry run.")
+    force = limits.force
+    if (exact := session.run.read()).is_exact:
+        from fedup.cli._exact_plan import plan_exactly
+
+        known, new = _new(session, exact, wanted)
+        plain = {"dry_run": True, "already": known, "exact": True, "requests": [], **_names(exact)}
+        return plain | (plan_exactly(session, new, partial(_describe, session, exact), limits) if new else {})
     state, plugged = session.served()
     known, new = _new(session, state, wanted)
     result: dict[str, Any] = {"dry_run": True, "already": known, "requests": [], "waiting": [], **_names(state)}
@@ -133,21 +139,25 @@ def answer_requests(
         if state.is_exact:
             from fedup.cli._exact import unlearn_exactly
 
-            contact = InProcess(here, nn.Linear(1, 1)) if (here := session.federation_if_here) else None
-            new = [_describe(session, state, replace(own, forget=resolved(own.forget, contact))) for own in new]
-            chosen = {"keep_sealed": keep_sealed, "force": limits.force}
-            answered = unlearn_exactly(session, new, **chosen, state=state, writer=writer)
-            return {**answered, "already": known}
+            describe_own = partial(_describe, session, state)
+            answered = unlearn_exactly(session, new, describe_own, limits, keep_sealed=keep_sealed, writer=writer)
+            return {**answered, "already": known, **_names(state)}
         plugged, store = session.plugged(state), session.store(state, writer)
         desk = RequestDesk(writer, plugged, store, session.federation_if_here, session.judge(), session.facts)
         desk = replace(desk, describe=partial(_describe, session, state))
         config = _config(plugged, settings)
         outcome = desk.unlearn(new, config=config, keep_sealed=keep_sealed, limits=limits, pending=pending)
         entries = outcome.entries or [request.entry for request in writer.state.waiting]
+    return describe_answer(outcome, entries, state, store) | {"already": known}
+
+
+def describe_answer(
+    outcome: Outcome, entries: Sequence[Mapping[str, Any]], state: State, store: Centroids
+) -> dict[str, Any]:
+    """The outcome for programs, with its requests as the journal holds them; `state` is that before the answer."""
     report, worst = outcome.report, outcome.report.worst_class
     return describe(outcome) | {
         "requests": [_entry(entry, state.about) for entry in entries],
-        "already": known,
         "waiting": list(outcome.waiting),
         "withheld": list(outcome.withheld),
         "forced": report.forced,
@@ -190,11 +200,16 @@ def print_answer(result: dict[str, Any], run: Path) -> None:
     console = wide_console()
     for known in result["already"]:
         which = f"{known['id']} is in force already, settings unchanged" if known["id"] else "named twice"
+        which = f"{known['id']} is finished, the model was trained without it" if known.get("finished") else which
         console.print(f"To {known['what']}: {which}; nothing to do.", markup=False)
     if "claim" in result:
         from fedup.cli._exact import print_answered
 
         print_answered(result, run, done="is in force")
+    elif "exact" in result:
+        from fedup.cli._exact_plan import print_planned
+
+        print_planned(result, console) if result["requests"] else console.print("Nothing was changed.")
     elif "dry_run" in result:
         _print_plan(result)
     elif result["requests"]:

@@ -107,7 +107,8 @@ def _retrain(session: "Session", state: "State", wait_s: float) -> dict[str, Any
         trained = recipe.train(
             start.to(session.device),
             session.federation.without(state.left_out),
-            observers=[RoundsShown(show, "Retraining without the forgotten data", recipe.rounds)],
+            rounds=state.rounds,
+            observers=[RoundsShown(show, "Retraining without the forgotten data", state.rounds)],
         )
     figures = FederationJudge(session.federation).alone(trained.model, state.forgets) | {"time_s": trained.time_s}
     with session.writing("evaluate", wait_s) as writer:

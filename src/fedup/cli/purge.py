@@ -31,20 +31,28 @@ def purge(
     if not yes and not typer.confirm(f"Destroy the sealed statistics in {run} for good?"):
         typer.echo("Nothing was changed.")
         return
-    session, claim = Session(run), None
+    session, claim, has_changes = Session(run), None, False
     with session.writing("purge", wait) as writer:
-        store = session.store(writer.state, writer)
-        cells = sealed_cells(store, writer.state.forgets)
-        if writer.state.is_exact and writer.state.active:  # cached features of samples go, too
+        cells: list[tuple[int, int]] = []
+        if writer.state.is_exact and writer.state.active:  # cached features go, too
             from fedup.cli._exact import purge_exactly
 
-            claim = purge_exactly(session, writer.state, writer)[1]
-        elif cells:
-            RequestDesk(writer, session.plugged(writer.state), store).purge()
+            cells, claim = purge_exactly(session, writer.state, writer)
+        elif not writer.state.is_exact:
+            store = session.store(writer.state, writer)
+            cells = sealed_cells(store, writer.state.forgets)
+            if cells or writer.state.active:
+                plugged = session.plugged(writer.state)
+                delta = plugged.served.delta if plugged.served else None
+                has_changes = delta is not None and not delta.is_merged
+                if cells or has_changes:
+                    RequestDesk(writer, plugged, store).purge()
     text = "Nothing is sealed; nothing was changed."
     if cells:
         whose = f"{count(len(cells), 'cell')} of {count(len({client for client, _ in cells}), 'client')}"
         text = f"Destroyed the sealed statistics of {whose}; they are in no file of {run}."
+    elif has_changes:
+        text = "No statistics are sealed. The delta's changes of single clients are in no file of the folder any more."
     elif claim is not None:
         text = "No statistics are sealed; cached features of forgotten rows are in no file of the folder."
     if claim is not None:

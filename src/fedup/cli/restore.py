@@ -10,6 +10,7 @@ from fedup.cli import _options as options
 from fedup.cli._complete import requests as known_requests
 from fedup.cli._progress import wide_console
 from fedup.cli._text import contact_in_words, describe, figures_table, print_declined, seconds
+from fedup.run.bases import check_not_finished
 
 
 def restore(
@@ -19,6 +20,7 @@ def restore(
     ] = None,
     subject: Annotated[list[str] | None, typer.Option(help="Take back the request for this person.")] = None,
     subject_key: options.SubjectKeyOption = None,
+    model: options.ModelPathOption = None,
     run: options.RunOption = options.DEFAULT_RUN,
     everything: Annotated[bool, typer.Option("--all", help="Take all back: the original model answers.")] = False,
     max_loss: options.MaxLossOption = 3.0,
@@ -38,20 +40,23 @@ def restore(
     """
     from fedup.cli._session import Session
     from fedup.run.answer import Limits, RequestDesk
+    from fedup.run.queue import withdraw
 
     if bool(requests or subject) == everything:
         raise typer.BadParameter("name the requests to take back, as in `fedup restore R1`, or pass --all.")
-    session = Session(run, device=device, subject_key=subject_key)
-    limits = Limits(max_loss, force, max_class_loss)
+    session = Session(run, device=device, subject_key=subject_key, model=model)
+    limits = Limits(None if session.is_remote else max_loss, force, max_class_loss)  # no data to measure on
     with session.writing("restore", wait) as writer:
         state = writer.state
         of_persons = [state.request_for(session.names().persons([person])) for person in subject or []]
         named = {request.id: request for request in (*map(state.request, requests or []), *of_persons)}  # each once
-        chosen = [*state.active, *state.open, *state.waiting] if everything else list(named.values())
-        to_restore = [request for request in chosen if request.restored_in is None]
+        unanswered = (*state.waiting, *state.queued)
+        chosen = [*state.active, *state.open, *unanswered] if everything else list(named.values())
+        check_not_finished(chosen)
+        to_restore = [request for request in chosen if request.restored_in is None and request.refusal is None]
         result: dict[str, Any] = {
             "requests": [request.id for request in to_restore],
-            "already": [request.id for request in chosen if request.restored_in],
+            "already": [request.id for request in chosen if request not in to_restore],
             "filter": state.filter.id if state.filter else None,
             "client_names": list(state.about.get("client_names", ())),
         }
@@ -59,16 +64,17 @@ def restore(
             from fedup.cli._exact import restore_exactly
 
             result |= restore_exactly(session, to_restore, state, writer)
+        elif to_restore and all(request in unanswered for request in to_restore):
+            result |= describe(withdraw(writer, to_restore, facts=session.facts))
         elif to_restore:
             # The last one needs neither centroids nor clients.
             last = all(request in to_restore for request in state.active) and not any(r.is_open for r in to_restore)
-            last |= all(request.is_waiting for request in to_restore)
             desk = RequestDesk(writer, session.plugged(state), None, facts=session.facts)
             if not last:
                 clients, judge = session.federation_if_here, session.judge()
                 desk = replace(desk, centroids=session.store(state, writer), clients=clients, judge=judge)
             result |= describe(desk.restore(to_restore, limits=limits))
-            result |= {"remaining": [request.id for request in writer.state.active], "base": writer.state.base}
+        result |= {"remaining": [request.id for request in writer.state.active], "base": writer.state.base}
     options.show(result, as_json, lambda result: _print(result, run))
     if result.get("declined"):
         raise typer.Exit(1)
@@ -82,7 +88,7 @@ def _print(result: dict[str, Any], run: Path) -> None:
         return
     console, names = wide_console(), ", ".join(result["requests"])
     if result["already"]:
-        console.print(f"Taken back before: {', '.join(result['already'])}; nothing to do.")
+        console.print(f"Taken back before, or refused: {', '.join(result['already'])}; nothing to do.")
     if not result["requests"]:
         if not result["already"]:
             console.print("No request is in force; nothing to do.")

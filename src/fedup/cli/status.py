@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -9,8 +10,9 @@ from fedup.cli import _options as options
 from fedup.cli._progress import wide_console
 from fedup.cli._text import size, table
 from fedup.cli.budget import print_ledger
+from fedup.run.bases import NOT_IN_WEIGHTS, SUPPRESSED
 from fedup.run.folder import Run
-from fedup.run.in_words import forget_set, machine_in_words, moment
+from fedup.run.in_words import count, forget_set, machine_in_words, moment
 from fedup.run.state import State
 from fedup.target_words import SCORE, targets_of
 
@@ -42,6 +44,11 @@ def _print(result: dict[str, Any], state: State) -> None:
             f"[yellow]Waiting[/] {', '.join(result['waiting'])}: too few rows to be answered alone, so that nothing is "
             "suppressed for them yet. `fedup unlearn --pending` answers them as soon as they are enough."
         )
+    _print_queue(console, result)
+    if suppressed := [entry["id"] for entry in result["requests"] if entry["weights"] == SUPPRESSED]:
+        console.print(f"{', '.join(suppressed)}: {SUPPRESSED}. `fedup retrain` trains a model without it.")
+    if result["finished"]:
+        console.print(f"{', '.join(result['finished'])}: {NOT_IN_WEIGHTS}.")
     if result["ledger"]:
         print_ledger(console, result["ledger"])
     storage = ", ".join(f"{name} {size(count)}" for name, count in sorted(result["storage_bytes"].items()))
@@ -53,6 +60,23 @@ def _print(result: dict[str, Any], state: State) -> None:
             f"[yellow]Leftovers[/] {', '.join(result['leftovers'])}: of a killed process; the next command that writes "
             "removes them."
         )
+
+
+def _print_queue(console: Console, found: dict[str, Any]) -> None:
+    """What waits for the server app, what it answers now, and what it refused."""
+    if found["queued"]:
+        names = ", ".join(own["id"] for own in found["queued"])
+        console.print(
+            f"[yellow]Queued[/] {names}: the server app answers them, one by one. Nothing is suppressed for them yet, "
+            "and their rows are left out of later rounds of training."
+        )
+    if served := found["in_service"]:
+        console.print(f"[green]In service[/] {served['request']}: {escape(served['by'])}.")
+    for own in found["queued"]:
+        if own["postponed"]:
+            console.print(f"[yellow]Postponed[/] {own['id']}: {escape(own['postponed'])}")
+    for own in found["refused"]:
+        console.print(f"[red]Refused[/] {own['id']}: {escape(own['why'])}")
 
 
 def _facts(found: dict[str, Any]) -> dict[str, str]:
@@ -68,7 +92,9 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
     facts["Model"] = f"training: {found['rounds_done']} of {about.get('rounds')} rounds done; `fedup train` continues"
     if trained:
         measured = ", ".join(f"{part} {value:.3f}" for part, value in trained["accuracy"].items())
-        facts["Model"] = f"{trained['fingerprint'][:16]}, trained {moment(trained['at'])}" + (
+        base = found["base"]
+        which = f"base {base['generation']}, " if base["generation"] > 1 else ""
+        facts["Model"] = f"{which}{trained['fingerprint'][:16]}, trained {moment(trained['at'])}" + (
             f", {SCORE[targets_of(about)]} {measured}" if measured else ""
         )
     if found["trained_on"]:
@@ -85,11 +111,16 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
         f"{sealed['cells']} cells that requests leave out, {sealed['originals']} originals of replaced cells; "
         f"{sealed['purged']} cells destroyed"
     )
-    facts["Filter"] = f"{filtered['id']} for {in_force}" if filtered else "none: the original model answers"
+    first = found["base"]["generation"] == 1
+    unfiltered = "the original model answers" if first else "the model answers as it was trained"
+    facts["Filter"] = f"{filtered['id']} for {in_force}" if filtered else f"none: {unfiltered}"
     if "backbone" in about and filtered:
         del facts["Filter"]
         facts["Head"] = f"{filtered['id']} on {about['backbone']}" + (f" without {in_force}" if in_force else "")
         facts["Claim"] = found["claim"] or "none: no request is in force"
+    if other := found["training"]:
+        who = f"by {other['written_by']}" if other["written_by"] else f"interrupted; `fedup {other['command']}` goes on"
+        facts["Training"] = f"{count(other['rounds_done'], 'round')} done beside the served base, {who}"
     if found["budget"]:
         facts["Budget"] = f"ε = {found['budget']['epsilon']:g} at δ = {found['budget']['delta']:g} for each client"
     if found["nodes"]:

@@ -41,12 +41,22 @@ def train(
         ),
     ] = None,
     features: Annotated[int | None, typer.Option(help="Project the backbone to so many features.", min=1)] = None,
+    keep: Annotated[
+        str, typer.Option(help="With --backbone: sums of all clients, or cohort (totals alone; leavers send theirs).")
+    ] = "clients",
     weights: Annotated[
         Path | None,
         typer.Option(help="First weights (safetensors, or tinybert's folder); with --rounds 0, the trained ones."),
     ] = None,
     subject_key: options.SubjectKeyOption = None,
     restart: Annotated[bool, typer.Option("--restart", help="Drop the rounds of an unfinished training.")] = False,
+    more_rounds: Annotated[
+        int | None,
+        typer.Option(help="Train the served model on for so many rounds, without what was forgotten.", min=1),
+    ] = None,
+    max_loss: options.MaxLossOption = 3.0,
+    max_class_loss: options.MaxClassLossOption = 5.0,
+    force: options.ForceOption = False,
     device: options.DeviceOption = "cpu",
     threads: options.ThreadsOption = None,
     engine: Annotated[
@@ -57,23 +67,35 @@ def train(
 ) -> None:
     """Make a run folder and train its model; run it again to go on after an interruption.
 
+    With --more-rounds a trained folder trains on by its own recipe. Rows of all requests are left out. Statistics and
+    filter are made anew for the new base, and the requests in force follow. Until then the old base serves.
+
     Examples:
     [bold]fedup train --data mnist --rounds 10 --run runs/mnist[/]
     [bold]fedup train --data patients.csv --label diagnosis --clients-column hospital[/]
     [bold]fedup train --data my_data.py --model my_model.py[/]
     [bold]fedup train --data digits --backbone random_conv[/]
+    [bold]fedup train --more-rounds 5 --run runs/mnist[/]
     """
     import torch
 
+    from fedup.cli._more_rounds import go_on, print_trained_on
     from fedup.cli._remark import remark
-    from fedup.cli._session import checked_device
+    from fedup.cli._session import Session, checked_device
     from fedup.cli._tables import columns_in_words, options_from
+    from fedup.run.answer import Limits
     from fedup.tasks.recipe import Recipe
     from fedup.training.engines import known_engine
 
+    if more_rounds is not None:
+        given: dict[str, Any] = {**settings, **file, "model": model, "backbone": backbone, "weights": weights}
+        given |= {"data": data if data != "digits" else None, "features": features, "restart": restart or None}
+        session, limits = Session(run, device=device, subject_key=subject_key), Limits(max_loss, force, max_class_loss)
+        result = go_on(session, given, more_rounds, limits, engine, wait)
+        options.show(result, as_json, lambda result: print_trained_on(result, run))
+        raise typer.Exit(1 if result["declined"] else 0)
     if backbone is not None:
-        from fedup.cli._exact import learn_into, print_learned
-        from fedup.cli._session import Session
+        from fedup.cli._exact import known_keep, learn_into, print_learned
         from fedup.cli._tables import public_scaling
 
         others = [*settings.keys() - {"clients", "partition", "rows", "seed"}]
@@ -84,9 +106,11 @@ def train(
         session = Session(run, device=device, subject_key=subject_key)
         publicly_scaled = public_scaling(data, options_from(file))
         recipe = Recipe.suited_to(data, file=publicly_scaled, **{**settings, "rounds": 1})
-        result = learn_into(session, recipe, backbone, features, wait)
+        result = learn_into(session, recipe, backbone, features, known_keep(keep), wait)
         options.show(result, as_json, lambda result: print_learned(result, run))
         return
+    if keep != "clients":
+        raise typer.BadParameter("--keep is for a head on a public backbone: name one with --backbone.")
     chosen_engine = known_engine(engine, torch.device(checked_device(device)))
     first = str(weights) if weights else None
     recipe = Recipe.suited_to(data, model=model, weights=first, file=options_from(file), **settings)
@@ -114,12 +138,11 @@ def _train(
     wait_s: float,
     subject_key: Path | None,
 ) -> dict[str, Any]:
-    from fedup.cli._remark import constant_score
+    from fedup.cli._new_base import facts_of
     from fedup.cli._session import BusyNoted, Session
     from fedup.models.cut import find_cut
     from fedup.models.views import fingerprint
     from fedup.run.record import keep_model
-    from fedup.tasks.evaluation import accuracy
     from fedup.tasks.progress import RoundsShown
     from fedup.training.fedavg import Runtime
 
@@ -146,23 +169,8 @@ def _train(
                 observers=[BusyNoted(session.console), rounds],
                 runtime=Runtime(device, engine, session.run.files.checkpoint),
             )
-        rows = federation.rows("heldout")
-        measured = {
-            "heldout": accuracy(trained.model, federation.x[rows].to(device), federation.y[rows].to(device)),
-            "test": accuracy(trained.model, dataset.test_x.to(device), dataset.test_y.to(device)),
-        }
+        facts = {"data": federation.digest(), **facts_of(session, trained, federation)}
         trained.model.to("cpu")
-        facts = {
-            "data": federation.digest(),
-            "constant_score": constant_score(federation),
-            "rows": len(federation.rows("train")),
-            "accuracy": {name: value for name, value in measured.items() if value == value},
-            "score": SCORE[federation.targets],
-            "time_s": trained.time_s,
-            "engine": trained.engine,
-            **session.facts,
-        }
-        facts["machine"] |= {"threads": trained.threads}
         return {"already": False, **_describe(keep_model(writer, trained.model, facts))}
 
 

@@ -1,6 +1,7 @@
 """`fedup unlearn`."""
 
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -36,6 +37,7 @@ def unlearn(
     ] = None,
     pending: Annotated[bool, typer.Option("--pending", help="Answer the requests that wait, if they can be.")] = False,
     subject_key: options.SubjectKeyOption = None,
+    model: options.ModelPathOption = None,
     reference: Annotated[str | None, typer.Option(help="Your own name for the request: a ticket, a letter.")] = None,
     reason: Annotated[
         str, typer.Option(help="withdrawal (rows should look unseen) or poison (their labels should not count).")
@@ -62,6 +64,8 @@ def unlearn(
     Options together are one request; a CSV file may hold many. A request in force is not asked again.
     One filter serves all requests in force; it keeps its settings unless others are given.
     A request with too few rows waits for others (exit status 3).
+    In the folder of a server app, what needs clients is queued for the server (exit status 3).
+    In exact mode a head is solved without the rows, and limits count only where they are given.
 
     Examples:
     [bold]fedup unlearn --class 7[/]
@@ -82,7 +86,7 @@ def unlearn(
             "name what to forget by --client, --class or --samples, or by a --csv file; persons by --subject. "
             "--pending alone answers what waits."
         )
-    session = Session(run, device=device, subject_key=subject_key)
+    session = Session(run, device=device, subject_key=subject_key, model=model)
     names = session.names()
     wanted = [(forget, reference) for forget in from_options(*given, reason, names)]
     if csv is not None:
@@ -90,15 +94,28 @@ def unlearn(
     if preset is not None:
         settings = {**asdict(settings_of(cast(Any, preset)).config), **settings}
     try:
-        if dry_run:
-            result = plan_answer(session, wanted, settings, keep_sealed=keep_sealed, force=force)
+        limits = Limits(max_loss, force, max_class_loss)
+        if session.run.read().is_exact:  # the head is the one learned without the rows: a limit is the user's choice
+            chosen = (
+                value if options.was_given(name) else inf
+                for name, value in (("max_loss", max_loss), ("max_class_loss", max_class_loss))
+            )
+            limits = Limits(next(chosen), force, next(chosen))
+        if session.is_remote:
+            from fedup.cli._queue import answer_or_queue, print_queued
+            from fedup.run.queue import QueueOptions
+
+            queued = QueueOptions(max_loss, max_class_loss, force, keep_sealed, settings)
+            result = answer_or_queue(session, wanted, queued, dry_run=dry_run, wait_s=wait)
+            print_answer = print_queued
+        elif dry_run:
+            result = plan_answer(session, wanted, settings, limits, keep_sealed=keep_sealed)
         else:
-            limits = Limits(max_loss, force, max_class_loss)
             result = answer_requests(session, wanted, settings, limits, keep_sealed=keep_sealed, wait_s=wait)
     except RequestError as error:
         raise type(error)(names.with_ids(str(error), subject or [])) from error
     options.show(result, as_json, lambda result: print_answer(result, run))
-    if result.get("declined") or result.get("withheld"):
+    if (result.get("declined") and not dry_run) or result.get("withheld"):
         raise typer.Exit(1)
-    if result.get("waiting") and not dry_run:
+    if (result.get("waiting") or result.get("queued")) and not dry_run:
         raise typer.Exit(WAITING)

@@ -6,12 +6,17 @@ than to its own, and the last layer, which nobody can change any more, answers a
 where nodes hold few classes, the model is often wrong on honest rows, and centres of rare classes are uncertain.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from fedup.clients.profiles import Columns, Profile, Profiles
+
+__all__ = ["Profile", "mistaken", "too_long", "too_many_rows", "weighted_median"]
 
 LEAST_NODES = 3  # that can be compared
 LEAST_HOLDERS = 3  # of a class, for a centre
@@ -23,30 +28,16 @@ _MANY_ROWS = 20
 _GOOD_WITNESS = 0.8  # share of the middle node's rows in classes whose means the last layer answers rightly
 _CLEAR = 4.0  # deviations of noise
 _WITHIN = 1.5  # times the middle distance of a class's means from their centre
+_CELLS_AT_ONCE = 4096  # whose distances are in memory
+_COLUMNS_AT_ONCE = 16  # of a median
 _AT_ONCE = 0.1  # share of the suspects that are set aside before the others are judged again
 
 Answers = Callable[[Tensor], Tensor]  # what the last layer answers to features (N, D): classes (N,)
 
 
-@dataclass(frozen=True, eq=False)
-class Profile:
-    """What an answer claims of a node's rows."""
-
-    labels: tuple[int, ...]  # of the classes it reports
-    rows: Tensor  # (C,) of each; under DP noisy
-    means: Tensor  # (C, D) of their features
-    length: float  # of its longest row, or the root mean square of all; 0 where nothing is known
-    deviation: Tensor  # (C,) of noise on each number of a mean
-
-    @property
-    def total(self) -> float:
-        """Rows of all classes."""
-        return float(self.rows.clamp(min=0).sum())
-
-
 def too_long(profiles: Mapping[int, Profile], most: float = MOST_LENGTH) -> dict[int, str]:
     """Nodes whose features are far longer than those of the middle node."""
-    lengths = {node: profile.length for node, profile in profiles.items() if profile.length > 0}
+    lengths = {node: length for node, length in Profiles.of(profiles).lengths().items() if length > 0}
     if len(lengths) < LEAST_NODES:
         return {}
     usual = median(lengths.values())
@@ -59,10 +50,13 @@ def too_long(profiles: Mapping[int, Profile], most: float = MOST_LENGTH) -> dict
 
 def too_many_rows(profiles: Mapping[int, Profile], declared: Mapping[int, int], most: float) -> dict[int, str]:
     """Nodes that claim more rows than they declared, or, where they declared none, far more than the middle node."""
-    totals = {node: profile.total - _slack(profile) for node, profile in profiles.items()}
-    usual = median(profile.total for profile in profiles.values()) if len(profiles) >= LEAST_NODES else None
+    columns = Profiles.of(profiles).columns()
+    totals = columns.totals
+    usual = float(np.median(totals.numpy())) if len(columns.nodes) >= LEAST_NODES else None
+    noise = columns.deviation * columns.rows.abs().clamp(min=1)  # of a sum: counts have noise of that order
+    slack = 2 * _CLEAR * columns.per_node(noise.square()).sqrt()  # by which noise may have raised the total
     reasons = {}
-    for node, total in totals.items():
+    for node, total in zip(columns.nodes, (totals - slack).tolist(), strict=True):
         if node in declared:
             if total > declared[node] + 0.5:
                 reasons[node] = f"it reports {total:,.0f} rows or more, and declared {declared[node]:,}"
@@ -73,65 +67,56 @@ def too_many_rows(profiles: Mapping[int, Profile], declared: Mapping[int, int], 
     return reasons
 
 
-def _slack(profile: Profile) -> float:
-    """Rows by which noise may have raised the total."""
-    noise = profile.deviation * profile.rows.abs().clamp(min=1)  # of a sum: counts have noise of that order
-    return 2 * _CLEAR * float(noise.square().sum().sqrt())
-
-
 def mistaken(profiles: Mapping[int, Profile], answers: Answers | None, num_classes: int) -> dict[int, str]:
     """Nodes of which much looks like another class than they say.
 
     The worst are set aside before the others are judged again: what they sent must not make others look wrong.
     """
-    left, reasons = dict(profiles), dict[int, str]()
-    witnesses = {node: _answered(profile, answers) for node, profile in profiles.items()}
-    while len(left) >= LEAST_NODES:
-        judged = _judge(left, witnesses, num_classes)
-        suspects = {node: own for node, own in judged.items() if own[0] >= 1}
-        if not suspects or len(reasons) + 1 > len(profiles) // 2:  # most are right, or nobody knows who is
+    columns, reasons = Profiles.of(profiles).columns(), dict[int, str]()
+    left, witnesses = torch.ones(len(columns.nodes), dtype=torch.bool), _answered(columns, answers)
+    while int(left.sum()) >= LEAST_NODES:
+        judged = _judge(columns, left, witnesses, num_classes)
+        suspects = {place: own for place, own in judged.items() if own[0] >= 1}
+        if not suspects or len(reasons) + 1 > len(columns.nodes) // 2:  # most are right, or nobody knows who is
             break
-        worst = sorted(suspects, key=lambda node: (-suspects[node][0], node))
-        for node in worst[: max(1, int(_AT_ONCE * len(worst)))]:
-            reasons[node] = suspects[node][1]
-            del left[node]
+        worst = sorted(suspects, key=lambda place: (-suspects[place][0], columns.nodes[place]))
+        for place in worst[: max(1, int(_AT_ONCE * len(worst)))]:
+            reasons[columns.nodes[place]] = suspects[place][1]
+            left[place] = False
     return reasons
 
 
-def _answered(profile: Profile, answers: Answers | None) -> Tensor | None:
-    """What the last layer answers to the mean of each class; None where nobody can say. (C,)"""
-    return answers(profile.means) if answers is not None and len(profile.labels) else None
+def _answered(columns: Columns, answers: Answers | None) -> Tensor | None:
+    """What the last layer answers to the mean of each cell; None where nobody can say. (M,)"""
+    if answers is None:
+        return None
+    parts = torch.arange(len(columns.node)).split(_CELLS_AT_ONCE)
+    return torch.cat([answers(columns.means(part).float()) for part in parts] or [torch.zeros(0, dtype=torch.int64)])
 
 
-def _judge(
-    profiles: Mapping[int, Profile], witnesses: Mapping[int, Tensor | None], num_classes: int
-) -> dict[int, tuple[float, str]]:
-    """By node, how far it is beyond what is allowed (1 or more: beyond), and why."""
-    centres, trusted = _Centres.of(profiles.values(), num_classes), _is_good_witness(profiles, witnesses)
-    judged = {}
-    for node, profile in profiles.items():
-        wrong = _wrong_cells(profile, centres, witnesses[node])
-        if not wrong:
-            continue
-        rows = {profile.labels[i]: float(profile.rows[i]) for i in wrong}
-        share = sum(rows.values()) / max(profile.total, 1.0)
+def _judge(columns: Columns, left: Tensor, witnesses: Tensor | None, num_classes: int) -> dict[int, tuple[float, str]]:
+    """By the place of a node, how far it is beyond what is allowed (1 or more: beyond), and why."""
+    centres, trusted = _Centres.of(columns, left, num_classes), _is_good_witness(columns, left, witnesses)
+    totals, judged = columns.totals, {}
+    for place, wrong in _wrong_cells(columns, left, centres, witnesses).items():
+        rows = {int(columns.labels[i]): float(columns.rows[i]) for i in wrong}
+        share = sum(rows.values()) / max(float(totals[place]), 1.0)
         many = {label: n for label, n in rows.items() if n >= _MANY_ROWS and trusted}
         of_class = max((n / float(centres.rows[label]) for label, n in many.items()), default=0.0)
-        looks = ", ".join(f"{profile.labels[i]} (like {other})" for i, other in list(wrong.items())[:5])
-        seen = "" if witnesses[node] is None else ", and the model agrees"
+        looks = ", ".join(f"{int(columns.labels[i])} (like {other})" for i, other in list(wrong.items())[:5])
+        seen = "" if witnesses is None else ", and the model agrees"
         why = f"{share:.0%} of its rows look like another class than it says{seen}: class {looks}"
-        judged[node] = max(share / MISTAKEN_SHARE, of_class / MISTAKEN_CLASS), why
+        judged[place] = max(share / MISTAKEN_SHARE, of_class / MISTAKEN_CLASS), why
     return judged
 
 
-def _is_good_witness(profiles: Mapping[int, Profile], witnesses: Mapping[int, Tensor | None]) -> bool:
-    shares = []
-    for node, profile in profiles.items():
-        answered = witnesses[node]
-        if answered is not None and profile.total:
-            right = answered == torch.tensor(profile.labels)
-            shares.append(float(profile.rows[right].sum()) / profile.total)
-    return bool(shares) and median(shares) >= _GOOD_WITNESS
+def _is_good_witness(columns: Columns, left: Tensor, witnesses: Tensor | None) -> bool:
+    if witnesses is None:
+        return False
+    totals, right = columns.totals, columns.per_node(columns.rows * (witnesses == columns.labels))
+    held = torch.bincount(columns.node, minlength=len(left)) > 0
+    shares = (right / totals)[left & held & (totals > 0)]
+    return len(shares) > 0 and float(np.median(shares.numpy())) >= _GOOD_WITNESS
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,43 +129,62 @@ class _Centres:
     rows: Tensor  # (K,) of all nodes
 
     @classmethod
-    def of(cls, profiles: Collection[Profile], num_classes: int) -> "_Centres":
-        cells: list[list[tuple[Tensor, float]]] = [[] for _ in range(num_classes)]
+    def of(cls, columns: Columns, left: Tensor, num_classes: int) -> "_Centres":
+        kept = left[columns.node]
         rows = torch.zeros(num_classes, dtype=torch.float64)
-        for profile in profiles:
-            for label, own, mean in zip(profile.labels, profile.rows.tolist(), profile.means, strict=True):
-                rows[label] += max(own, 0.0)
-                if own >= LEAST_ROWS:
-                    cells[label].append((mean, own))
-        points = rows.new_zeros(num_classes, next(profile.means.shape[1] for profile in profiles))
+        rows.index_add_(0, columns.labels[kept], columns.rows[kept].clamp(min=0))
+        points = rows.new_zeros(num_classes, columns.width)
         known, radius = torch.zeros(num_classes, dtype=torch.bool), torch.zeros_like(rows)
-        for label, held in enumerate(cells):
-            if len(held) >= LEAST_HOLDERS:
-                points[label], known[label] = weighted_median(*zip(*held, strict=True)), True
-                radius[label] = median(float((mean - points[label]).norm()) for mean, _ in held)
+        for label in range(num_classes):
+            cells = (kept & (columns.labels == label) & (columns.rows >= LEAST_ROWS)).nonzero().flatten()
+            if len(cells) >= LEAST_HOLDERS:
+                points[label], known[label] = _middle(columns, cells), True
+                distances = [(columns.means(part) - points[label]).norm(dim=1) for part in cells.split(_CELLS_AT_ONCE)]
+                radius[label] = float(np.median(torch.cat(distances).numpy()))
         return cls(points, known, radius, rows)
 
 
-def _wrong_cells(profile: Profile, centres: _Centres, witness: Tensor | None) -> dict[int, int]:
-    """By place among the node's classes, the class that it looks like instead."""
-    wrong = {}
-    for i in (profile.rows >= LEAST_ROWS).nonzero().flatten().tolist() if bool(centres.known.any()) else ():
-        label, mean = profile.labels[i], profile.means[i].double()
-        distances = torch.where(centres.known, (centres.points - mean).norm(dim=1), torch.inf)
-        nearest = int(distances.argmin())
-        if nearest == label or (witness is not None and int(witness[i]) == label):
-            continue
-        if bool(centres.known[label]):
-            towards = centres.points[label] - centres.points[nearest]
-            middle = (centres.points[label] + centres.points[nearest]) / 2
-            side = float((mean - middle) @ towards / towards.norm().clamp(min=1e-30))
-            is_wrong = side < -_CLEAR * float(profile.deviation[i])
-        else:  # few hold the class, and the model may know it badly: only what lies within another class is mistaken
-            within = float(distances[nearest]) <= _WITHIN * float(centres.radius[nearest])
-            is_wrong = witness is not None and int(witness[i]) == nearest and within
-        if is_wrong:
-            wrong[i] = nearest
+def _middle(columns: Columns, cells: Tensor) -> Tensor:
+    """The weighted median of the means of these cells, by some of their columns at once. (D,)"""
+    weights, width = columns.rows[cells], columns.width
+    blocks = (slice(start, start + _COLUMNS_AT_ONCE) for start in range(0, width, _COLUMNS_AT_ONCE))
+    return torch.cat([_weighted_median(columns.means(cells, block), weights) for block in blocks])
+
+
+def _wrong_cells(
+    columns: Columns, left: Tensor, centres: _Centres, witnesses: Tensor | None
+) -> dict[int, dict[int, int]]:
+    """By the place of a node, and then by cell, the class that it looks like instead."""
+    wrong: dict[int, dict[int, int]] = {}
+    enough = (left[columns.node] & (columns.rows >= LEAST_ROWS)).nonzero().flatten()
+    for part in enough.split(_CELLS_AT_ONCE) if bool(centres.known.any()) else ():
+        means, labels = columns.means(part), columns.labels[part]
+        distances = torch.cdist(means, centres.points, compute_mode="donot_use_mm_for_euclid_dist")  # (n, K)
+        nearest = torch.where(centres.known, distances, torch.inf).argmin(1)
+        suspect = nearest != labels
+        if witnesses is not None:
+            suspect &= witnesses[part] != labels
+        for row in suspect.nonzero().flatten().tolist():
+            cell, other = int(part[row]), int(nearest[row])
+            witness = None if witnesses is None else int(witnesses[cell])
+            far = float(distances[row, other])
+            if _is_wrong(means[row], int(labels[row]), (other, far, witness), centres, float(columns.deviation[cell])):
+                wrong.setdefault(int(columns.node[cell]), {})[cell] = other
     return wrong
+
+
+def _is_wrong(
+    mean: Tensor, label: int, seen: tuple[int, float, int | None], centres: _Centres, deviation: float
+) -> bool:
+    """Whether the mean of a cell is clearly of another class: the nearest, its distance, and what the model answers."""
+    nearest, distance, witness = seen
+    if bool(centres.known[label]):
+        towards = centres.points[label] - centres.points[nearest]
+        middle = (centres.points[label] + centres.points[nearest]) / 2
+        side = float((mean - middle) @ towards / towards.norm().clamp(min=1e-30))
+        return side < -_CLEAR * deviation
+    # few hold the class, and the model may know it badly: only what lies within another class is mistaken
+    return witness is not None and witness == nearest and distance <= _WITHIN * float(centres.radius[nearest])
 
 
 def weighted_median(points: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -189,7 +193,11 @@ def weighted_median(points: Sequence[Tensor], weights: Sequence[float]) -> Tenso
     >>> weighted_median([torch.tensor([float(n)]) for n in (1, 2, 3, 1e9)], [5.0, 5.0, 5.0, 1e9])
     tensor([2.], dtype=torch.float64)
     """
-    weight = torch.tensor(weights, dtype=torch.float64).clamp(max=median(weights))
-    ordered, order = torch.stack(list(points)).double().sort(dim=0)  # (N, D)
-    reached = weight[order].cumsum(0) >= weight.sum() / 2
-    return ordered.gather(0, reached.int().argmax(0, keepdim=True))[0]
+    return _weighted_median(torch.stack(list(points)).double(), torch.tensor(weights, dtype=torch.float64))
+
+
+def _weighted_median(points: Tensor, weights: Tensor) -> Tensor:
+    weights = weights.clamp(max=float(np.median(weights.numpy())))
+    ordered, order = points.T.contiguous().sort(dim=1)  # (D, N)
+    reached = weights[order].cumsum(1) >= weights.sum() / 2
+    return ordered.gather(1, reached.int().argmax(1, keepdim=True)).flatten()

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.delta import DeltaQuestion
 from fedup.clients.eraser_questions import (
     PrivateEraserQuestion,
     SecondMomentsQuestion,
@@ -20,5 +21,5 @@ _EXACT = WhoQuestion, LabelsQuestion, CentroidsQuestion, SketchesQuestion, Sprea
 _MOMENTS = MomentsQuestion, MomentChangeQuestion
 _PRIVATE = PrivateCentroidsQuestion, PrivateEraserQuestion
 QUESTIONS: dict[str, type[Question[Any]]] = {
-    kind.kind: kind for kind in (*_EXACT, SubjectsQuestion, TallyQuestion, *_MOMENTS, *_PRIVATE)
+    kind.kind: kind for kind in (*_EXACT, SubjectsQuestion, TallyQuestion, DeltaQuestion, *_MOMENTS, *_PRIVATE)
 }

@@ -20,7 +20,7 @@ from fedup.models.views import fingerprint
 from fedup.request import Forget, union
 from fedup.statistics.cell_table import CellTable
 from fedup.statistics.client_parts import ClientPart, ClientParts
-from fedup.statistics.integer_moments import MOST_STEPS, IntegerMoments, MomentConfig
+from fedup.statistics.integer_moments import MOST_STEPS, IntegerMoments, MomentConfig, diagonal_of
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName
 
@@ -147,8 +147,8 @@ class StoreBuilder:
         for label in answer.few:
             self._few.setdefault(label, set()).add(client)
         if moments.rows:
-            squares = moments.dense_second().diagonal()[: moments.width - self._config.outputs]
-            square = float(squares.sum()) / moments.rows
+            squares = diagonal_of(moments.second, moments.width)[: moments.width - self._config.outputs]
+            square = float(squares.sum(dtype=torch.float64)) / moments.rows
             self._scales.append((moments.rows, answer.shortened, square))
         self._shortened += answer.shortened
         self._clipped += answer.clipped
@@ -161,7 +161,7 @@ class StoreBuilder:
         config, total = self._config, self._total
         if total is None or not total.rows:
             return config
-        squares, inputs = total.dense_second().diagonal() / total.rows, total.width - config.outputs
+        squares, inputs = diagonal_of(total.second, total.width) / total.rows, total.width - config.outputs
         if values and config.targets == "values":
             config = replace(config, value_bound=config.value_bound * self._value_factor(squares[inputs:], total.rows))
         if not features:

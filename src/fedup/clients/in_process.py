@@ -3,14 +3,14 @@
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
 from fedup.clients import messages
 from fedup.clients.protocol import check_budgets, release_of
 from fedup.clients.question import ClientData, ExactQuestion, PrivateQuestion, Question, Readers
-from fedup.errors import ContactError
+from fedup.errors import ContactError, FedUPError, RequestError
 from fedup.federation import Federation
 from fedup.models.features import FeatureReader
 from fedup.privacy.ledger import Ledger
@@ -20,6 +20,7 @@ from fedup.statistics.traffic import Meter, Traffic
 from fedup.targets import Targets
 
 A = TypeVar("A")
+_CHARGED_AT_ONCE = 64  # releases: as many are charged and not made, at most, where a process is killed
 
 
 class InProcess:
@@ -48,7 +49,8 @@ class InProcess:
         self.ledger = Ledger() if ledger is None else ledger
         self._readers = Readers(lambda cut: (make_reader or FeatureReader)(model, cut)) if one_reader else None
         self._meter = Meter()
-        self.silent: dict[int, str] = {}
+        self._charged: dict[int, tuple[str, Any]] = {}  # releases to be made: their names and plans
+        self._failures: dict[int, FedUPError] = {}  # of clients that did not answer their last question
 
     @property
     def clients(self) -> Sequence[int]:
@@ -67,6 +69,17 @@ class InProcess:
         """The bytes that the same questions and answers would take over Flower."""
         return self._meter.traffic
 
+    @property
+    def absent(self) -> Collection[int]:
+        return {client for client, error in self._failures.items() if isinstance(error, ContactError)}
+
+    @property
+    def silent(self) -> Mapping[int, str]:
+        return {client: str(error) for client, error in self._failures.items()}
+
+    def failure(self, client: int) -> FedUPError:
+        return self._failures[client]
+
     def settled(self) -> None:
         """Nothing to do: no answers are cached here."""
 
@@ -75,7 +88,7 @@ class InProcess:
 
     def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
         self._check(questions)
-        self.silent = {client: why for client, why in self.silent.items() if client not in questions}
+        self._failures = {client: why for client, why in self._failures.items() if client not in questions}
         return iter(list(self._answers(questions, optional)))  # all answers, or none
 
     def ask_everyone(
@@ -93,20 +106,35 @@ class InProcess:
                 question.check_data(self._data(client))
 
     def _answers(self, questions: Mapping[int, Question[A]], optional: Collection[int]) -> Iterator[tuple[int, A]]:
-        for client, question in questions.items():
-            try:
-                yield client, self._answer(client, question)
-            except ContactError as error:
-                if client not in optional:
-                    raise
-                self.silent[client] = str(error)
+        waiting = list(questions.items())
+        for start in range(0, len(waiting), _CHARGED_AT_ONCE):
+            some = waiting[start : start + _CHARGED_AT_ONCE]
+            self._charge(some)
+            for client, question in some:
+                try:
+                    yield client, self._answer(client, question)
+                except (ContactError, RequestError) as error:
+                    if client not in optional:
+                        raise
+                    self._failures[client] = error
+
+    def _charge(self, questions: Sequence[tuple[int, Question[A]]]) -> None:
+        """Charge the releases that clients are about to make: in one step, before any of them draws noise."""
+        plans: dict[int, Any] = {}  # clients with the same question share one
+        with self.ledger.together():
+            for client, question in questions:
+                if isinstance(question, PrivateQuestion):
+                    data, name = self._data(client), secrets.token_hex(16)
+                    if id(question) not in plans:
+                        reader = data.shared_reader(question.cut)
+                        plans[id(question)] = question.plan(data.model, blank_row(data.x), data.num_classes, reader)
+                    self.ledger.spend(client, question.dp, question.charged_as, name)
+                    self._charged[client] = name, plans[id(question)]
 
     def _answer(self, client: int, question: Question[A]) -> A:
         data, name = self._data(client), ""
         if isinstance(question, PrivateQuestion):
-            name = secrets.token_hex(16)
-            plan = question.plan(data.model, blank_row(data.x), data.num_classes, data.shared_reader(question.cut))
-            self.ledger.spend(client, question.dp, question.charged_as, name)
+            name, plan = self._charged.pop(client)
             answer = question.release(plan, data)
         else:
             assert isinstance(question, ExactQuestion)  # there is no third kind

@@ -8,19 +8,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedup.clients.agreement import MOST_LENGTH, Profile, mistaken, too_long, too_many_rows
+from fedup.clients.agreement import MOST_LENGTH, mistaken, too_long, too_many_rows
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.checks import require
 from fedup.clients.eraser_questions import SketchesQuestion, SpreadsQuestion
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.moments import ClientMoments, MomentChangeQuestion, MomentsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.clients.profiles import Profile, Profiles
 from fedup.clients.question import Question
 from fedup.errors import SettingError, check_choice
 from fedup.privacy.dp import Layout
 from fedup.privacy.guarantee import DP
 from fedup.statistics.centroids import Summary
-from fedup.statistics.integer_moments import MomentConfig
+from fedup.statistics.integer_moments import MomentConfig, diagonal_of
 
 IntakePolicy = Literal["leave_out", "report", "off"]
 _CERTAIN = 7.0  # deviations: noise is beyond in one of 10^11 numbers
@@ -68,35 +69,60 @@ class Intake:
         """By node, why its answer disagrees with the others."""
         if self.policy == "off" or not profiles:
             return {}
+        profiles = Profiles.of(profiles)
+
+        def rest() -> Profiles:
+            return profiles.only([node for node in profiles if node not in reasons])
+
         reasons = too_many_rows(profiles, self.declared_rows, self.most_rows)
-        reasons |= _beyond_totals({node: own for node, own in profiles.items() if node not in reasons}, question)
-        rest = {node: profile for node, profile in profiles.items() if node not in reasons}
-        reasons |= too_long(rest, self.most_length)
-        rest = {node: profile for node, profile in rest.items() if node not in reasons}
+        reasons |= _beyond_totals(rest(), question)
+        reasons |= too_long(rest(), self.most_length)
         exact = not isinstance(question, PrivateCentroidsQuestion)
         cut = getattr(question, "cut", "")
         answers = (lambda means: facts.answers(cut, means)) if exact else None
-        return reasons | mistaken(rest, answers, facts.num_classes)
+        return reasons | mistaken(rest(), answers, facts.num_classes)
 
     def judge_later(
-        self, node: int, own: Profile, others: Mapping[int, Profile], question: Question[Any], facts: ModelFacts
-    ) -> str | None:
-        """Why an answer after the collection disagrees with what the others sent; None if it does not, or if there is
+        self, later: Profiles, compared: Profiles, questions: Mapping[int, Question[Any]], facts: ModelFacts
+    ) -> dict[int, str]:
+        """By node, why an answer after the collection disagrees with what the others sent then; not where there is
         nothing to compare it with. Rows that leave may well look like another class: they may have wrong labels."""
-        if self.policy == "off":
-            return None
-        if isinstance(question, MomentChangeQuestion) or not own.labels:
-            return too_long({**others, node: own}, self.most_length).get(node)
-        return self.judge({**others, node: own}, question, facts).get(node)
+        reasons: dict[int, str] = {}
+        for kind in {type(questions[node]) for node in later} if self.policy != "off" else ():
+            own = later.only([node for node in later if type(questions[node]) is kind])
+            question = questions[next(iter(own))]  # those of one kind have cut and settings in common
+            reasons |= self._judge_kind(own, compared, question, facts)
+        return reasons
+
+    def _judge_kind(
+        self, later: Profiles, compared: Profiles, question: Question[Any], facts: ModelFacts
+    ) -> dict[int, str]:
+        without_classes = [node for node, profile in later.items() if not profile.labels]
+        reasons = too_long(later.only(without_classes), self.most_length)
+        rest = {node: profile for node, profile in later.items() if profile.labels}
+        together = compared.only(compared)
+        together.update(rest)
+        if isinstance(question, MomentChangeQuestion):
+            judged = too_long(together, self.most_length) if rest else {}
+        else:
+            judged = self.judge(together, question, facts) if rest else {}
+        return reasons | {node: why for node, why in judged.items() if node in rest}
 
 
-def _beyond_totals(profiles: Mapping[int, Profile], question: Question[Any]) -> dict[int, str]:
+def _beyond_totals(profiles: Profiles, question: Question[Any]) -> dict[int, str]:
     """The nodes with the most rows, where all together have more than integers of 64 bits can hold the totals of."""
     config = getattr(question, "config", None)
-    left, reasons = dict(profiles), dict[int, str]()
-    while isinstance(config, MomentConfig) and sum(own.total for own in left.values()) > config.most_rows:
-        largest = max(left, key=lambda node: left[node].total)
-        reasons[largest] = f"with its {left.pop(largest).total:,.0f} rows there would be more than totals can hold"
+    if not isinstance(config, MomentConfig):
+        return {}
+    columns, reasons = profiles.columns(), dict[int, str]()
+    totals = columns.totals
+    left = float(totals.sum())
+    for place in totals.argsort(descending=True).tolist():
+        if left <= config.most_rows:
+            break
+        rows = float(totals[place])
+        reasons[columns.nodes[place]] = f"with its {rows:,.0f} rows there would be more than totals can hold"
+        left -= rows
     return reasons
 
 
@@ -142,10 +168,8 @@ def _of_moments(answer: ClientMoments, config: MomentConfig) -> Profile:
     held = moments.counts.nonzero().flatten()
     rows = moments.counts[held].double()
     means = moments.sums[held].double() * config.step / rows[:, None]
-    squares = moments.dense_second().diagonal().sum() if len(held) else torch.zeros(())
-    length = config.step * float((squares.double() / max(moments.rows, 1)).sqrt())
     lengths = [
-        length,
+        _rms(moments.second, moments.width, moments.rows, config),
         *(_rms(second, moments.width, int(moments.counts[c]), config) for c, second in answer.by_class.items()),
     ]
     return Profile(tuple(held.tolist()), rows, means.float(), max(lengths), torch.zeros(len(held)))
@@ -153,8 +177,7 @@ def _of_moments(answer: ClientMoments, config: MomentConfig) -> Profile:
 
 def _rms(second: Tensor, width: int, rows: int, config: MomentConfig) -> float:
     """The root mean square length of the rows that second moments are of."""
-    diagonal = torch.arange(1, width + 1).cumsum(0) - 1  # of a lower triangle, row by row
-    return config.step * float((second[diagonal].double().sum() / max(rows, 1)).sqrt())
+    return config.step * float((diagonal_of(second, width).double().sum() / max(rows, 1)).sqrt())
 
 
 def _of_centroids(summary: Summary, question: CentroidsQuestion, facts: ModelFacts) -> Profile:

@@ -1,11 +1,12 @@
 """What a server knows before answers come: shapes of features, from its model and one blank row."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from fedup.filters.delta import ChangedWeight, changed_weights
 from fedup.models.cut import flat_tail
 from fedup.models.features import FeatureReader, Features
 from fedup.models.layout import Granularity, to_positions
@@ -24,6 +25,7 @@ class ModelFacts:
         self.targets: Targets = "classes"
         self._first = torch.arange(1, device=example.device)
         self._features: dict[str, Features] = {}
+        self._tails: dict[str, Callable[[Tensor], Tensor]] = {}
         self._widths: dict[tuple[str, DP], int] = {}
         self._layouts: dict[tuple[tuple[str, Granularity], ...], dict[str, tuple[int, int]]] = {}
 
@@ -41,8 +43,9 @@ class ModelFacts:
     @torch.no_grad()
     def answers(self, cut: str, features: Tensor) -> Tensor:
         """The classes that the model answers to features at a cut. (N,)"""
-        tail = flat_tail(shared_view(self._model, frozen=True), cut, self.features(cut).shape)
-        return tail(features.to(self._example.device)).argmax(1).cpu()
+        if cut not in self._tails:
+            self._tails[cut] = flat_tail(shared_view(self._model, frozen=True), cut, self.features(cut).shape)
+        return self._tails[cut](features.to(self._example.device)).argmax(1).cpu()
 
     def projected(self, cut: str, dp: DP) -> int:
         """Numbers of a row's features at a cut once they are projected under a guarantee."""
@@ -64,3 +67,19 @@ class ModelFacts:
             shapes = {cut: to_positions(batch[cut], over).shape for cut, over in wanted}
             self._layouts[wanted] = {cut: (shape[1], shape[2]) for cut, shape in shapes.items()}
         return self._layouts[wanted]
+
+    def changed_weights(self, cut: str) -> tuple[ChangedWeight, ...]:
+        """The weights that a delta changes."""
+        return changed_weights(self._model, cut)
+
+    @torch.no_grad()
+    def relative_change(self, cut: str, changes: Mapping[str, Tensor]) -> float:
+        """The length of a change of weights, in lengths of the weights themselves."""
+        pairs = [
+            (weight.whole(changes[weight.name].cpu()), self._model.get_parameter(weight.name).cpu())
+            for weight in self.changed_weights(cut)
+        ]
+        lengths = [
+            math.sqrt(sum(float(part.double().square().sum()) for part in parts)) for parts in zip(*pairs, strict=True)
+        ]
+        return lengths[0] / max(lengths[1], 1e-12)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fedup.clients.question import PrivateQuestion, Question
+from fedup.errors import FedUPError
 from fedup.privacy.guarantee import guarantee_of
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
@@ -64,9 +65,31 @@ class Contact(Protocol):
     def silent(self) -> Mapping[int, str]:
         """Clients that did not answer their last question, and why."""
 
+    @property
+    def absent(self) -> Collection[int]:
+        """Those of them that gave no reply at all, or that no node goes by; the others refused, or failed."""
+
+    def failure(self, client: int) -> FedUPError:
+        """Why a client that is there gave no answer to its last question, as an error."""
+
     def settled(self) -> None:
         """Say that the caller has stored what it made of all answers since the last call: cached answers are deleted.
         Without this call the same question gets the same answer again, at no cost in privacy."""
+
+
+def ask_those_there(
+    contact: Contact, questions: Mapping[int, Question[A]], *, bound: Collection[int] = ()
+) -> dict[int, A]:
+    """The answers of all clients that give one.
+
+    A client that is absent holds up nobody. One that is there and refuses, or fails, is an error if it is `bound` to
+    answer: the request is about its own rows.
+    """
+    answers = dict(contact.ask(questions, optional=questions.keys())) if questions else {}
+    for client in questions:
+        if client in bound and client not in answers and client not in contact.absent:
+            raise contact.failure(client)
+    return answers
 
 
 def check_budgets(ledger: Ledger, questions: Mapping[int, Question[Any]]) -> None:

@@ -10,7 +10,7 @@ from fedup.clients.checks import require, whole_set
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.protocol import Contact
 from fedup.clients.question import Arrays, ClientData, Details, ExactQuestion, Message
-from fedup.errors import DataError, RequestError
+from fedup.errors import ContactError, DataError, RequestError
 from fedup.request import Forget
 from fedup.subjects import SHORT_TAG
 
@@ -88,3 +88,15 @@ def resolve(request: Forget, contact: Contact) -> Forget:
     samples = {client: frozenset().union(*rows.values()) for client, rows in answers.items()}
     samples = {client: ids for client, ids in samples.items() if ids}
     return replace(request, sample_ids=samples, resolved_tags=request.subject_tags)
+
+
+def resolved(request: Forget, contact: Contact | None) -> Forget:
+    """The request with the rows of its persons, which clients are asked for."""
+    if request.is_resolved:
+        return request
+    if contact is None:
+        raise ContactError(
+            f"To {request} needs the clients, which alone know whose their rows are, and there is no way to reach "
+            "them: pass clients=federation; on the command line, have the data set here."
+        )
+    return resolve(request, contact)

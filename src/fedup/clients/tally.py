@@ -1,7 +1,7 @@
 """Counts of right answers to a client's rows under two filters."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -35,7 +35,7 @@ class TallyQuestion(ExactQuestion[Tally]):
         details: dict[str, Any] = {"question": self.rows.to_json()}
         arrays: dict[str, Tensor] = {}
         for name, served in (("before", self.before), ("after", self.after)):
-            tensors, header = parts_of(served) if served is not None else ({}, None)
+            tensors, header = parts_of(_summed(served)) if served is not None else ({}, None)
             details[name] = None if header is None else _without_names(header)
             arrays |= {f"{name}/{part}": tensor for part, tensor in tensors.items()}
         return details, arrays
@@ -85,7 +85,15 @@ def _without_names(header: Mapping[str, Any]) -> dict[str, Any]:
     erasure = header["erasure"]
     if erasure is not None:
         erasure = {**erasure, "about": {"place": {"of": erasure["about"]["place"]["of"]}}}
-    return {**header, "requests": [], "question": None, "erasure": erasure}
+    delta = header["delta"]
+    if delta is not None:
+        delta = {**delta, "questions": {}, "requests": []}
+    return {**header, "requests": [], "question": None, "erasure": erasure, "delta": delta}
+
+
+def _summed(served: Served) -> Served:
+    """The same filter without who contributed which change."""
+    return served if served.delta is None else replace(served, delta=served.delta.merged)
 
 
 def _counts(reported: object, num_classes: int, *, most: int) -> dict[int, Paired]:

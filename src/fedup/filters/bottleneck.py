@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from fedup.errors import SettingError, check_choice
 
 ClassPolicy = Literal["drop", "remap", "remap_client"]
-FilterKind = Literal["auto", "closed_form", "bottleneck", "erasure", "both"]
+FilterKind = Literal["auto", "closed_form", "bottleneck", "erasure", "both", "delta"]
 OptimizerName = Literal["adam", "sgd"]
 DEFAULT_RANK = 32
 
@@ -30,10 +30,11 @@ class FilterConfig:
     per client.
 
     `filter` selects the bottleneck, the closed form (`fedup.filters.closed_form`, from moments), an eraser
-    (`fedup.filters.eraser`) or both eraser and bottleneck. `auto` takes an eraser for samples; for all else, and beside
-    it, the bottleneck where there are centroids and the closed form where there are moments. `eraser_cut` names the
-    eraser's cut; `auto` chooses it. `max_variance_loss` is the share of the variance that an eraser may take. A
-    `gentle` bottleneck is fitted again if it would cost a class its recall.
+    (`fedup.filters.eraser`), both eraser and bottleneck, or a delta (`fedup.filters.delta`) for withdrawn rows and
+    clients, with `auto` for all else. `auto` takes an eraser for samples; for all else, and beside it, the bottleneck
+    where there are centroids and the closed form where there are moments. `eraser_cut` names the eraser's cut; `auto`
+    chooses it. `max_variance_loss` is the share of the variance that an eraser may take. A `gentle` bottleneck is
+    fitted again if it would cost a class its recall.
     """
 
     rank: int | None = field(
@@ -53,7 +54,7 @@ class FilterConfig:
     filter: FilterKind = field(
         default="auto",
         metadata={
-            "help": "auto (an eraser for samples, else by statistics), closed_form, bottleneck, erasure or both."
+            "help": "auto (an eraser for samples, else by statistics), closed_form, bottleneck, erasure, both or delta."
         },
     )
     eraser_cut: str = field(default="auto", metadata={"help": "Cut of the eraser; `fedup list cuts MODEL` names them."})
@@ -91,7 +92,7 @@ class FilterConfig:
     @property
     def wants_eraser(self) -> bool:
         """Whether samples are erased where possible."""
-        return self.filter in ("auto", "closed_form", "erasure", "both")
+        return self.filter in ("auto", "closed_form", "erasure", "both", "delta")
 
     @property
     def requires_eraser(self) -> bool:

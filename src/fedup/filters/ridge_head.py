@@ -75,31 +75,34 @@ def solve_head(totals: IntegerMoments, config: MomentConfig, rule: HeadRule) -> 
     counts = totals.counts.double()
     shares, means = counts / rows, totals.sums.double() * config.step / counts.clamp(min=1)[:, None]  # (K,), (K, D)
     mean = shares @ means
-    damped = totals.dense_second().mul_(config.step**2 / rows).addr_(mean, mean, alpha=-1)  # the covariance, in place
+    second = totals.lower_second().mul_(config.step**2 / rows)  # lower triangles do: everything is symmetric
+    damped = second.addr(mean, mean, alpha=-1)
     ridge = (rule.ridge + rule.few_rows * len(damped) / rows) * float(damped.diagonal().mean().clamp(min=1e-12))
     damped.diagonal().add_(ridge)
     factor, info = torch.linalg.cholesky_ex(damped)
     if int(info):
         raise DataError("The totals give no head: their covariance is not positive. Learn the head again.")
     weight = torch.cholesky_solve((shares[:, None] * (means - mean)).T, factor).T  # (K, D)
-    damped.diagonal().sub_(ridge)
-    scale = _scale(weight, shares, means - mean, damped, rule.sharpness * max(_LEAST_SHARE, 1 - len(mean) / rows))
+    sharpness = rule.sharpness * max(_LEAST_SHARE, 1 - len(mean) / rows)
+    scale = _scale(weight, shares, means, second, sharpness)
     scores = Scores(scale * weight, scale * (shares - weight @ mean))
     return without_classes(scores, totals.counts == 0)
 
 
-def _scale(weight: Tensor, shares: Tensor, centres: Tensor, covariance: Tensor, sharpness: float) -> float:
+def _scale(weight: Tensor, shares: Tensor, means: Tensor, second: Tensor, sharpness: float) -> float:
     """By what to multiply scores, so that their softmax is about as sure as it is right.
 
     The lead of the right class over the mean of the others has mean m and variance v within classes. If it is Gaussian,
-    2 m / v is the best scale. `centres` are class means less the mean of all.
+    2 m / v is the best scale. `second` has the lower triangle of E[x xᵀ].
     """
     held = shares > 0
-    own, shares, centres = weight[held], shares[held], centres[held]
+    mean = shares @ means
+    own, shares, centres = weight[held], shares[held], means[held] - mean
     if len(own) < 2:
         return 1.0
     leads = own - (own.sum(0) - own) / (len(own) - 1)  # (K', D)
     of_classes = (leads @ centres.T).square() @ shares  # between classes, which is no spread within them
-    variance = ((leads @ covariance) * leads).sum(1) - of_classes
-    mean, spread = float(shares @ (leads * centres).sum(1)), float(shares @ variance.clamp(min=0))
-    return 2 * sharpness * mean / max(spread, 1e-6 * mean**2, 1e-300) if mean > 0 else 1.0
+    squares = 2 * ((leads @ second) * leads).sum(1) - leads.square() @ second.diagonal()  # E[(lead · x)²]
+    variance = squares - (leads @ mean).square() - of_classes
+    lead, spread = float(shares @ (leads * centres).sum(1)), float(shares @ variance.clamp(min=0))
+    return 2 * sharpness * lead / max(spread, 1e-6 * lead**2, 1e-300) if lead > 0 else 1.0

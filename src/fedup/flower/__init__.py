@@ -17,14 +17,25 @@ if TYPE_CHECKING:
     from fedup.clients.intake import Intake
     from fedup.flower.contact import GridContact
     from fedup.flower.declared import declared_rows
+    from fedup.flower.head_server import HeadServer
     from fedup.flower.messaging import Delivery
     from fedup.flower.node import mount
     from fedup.flower.policy import Policy
     from fedup.flower.run_server import RunServer
     from fedup.flower.wire import load_arrays
 
-__all__ = ["Delivery", "GridContact", "Intake", "Policy", "RunServer", "declared_rows", "load_arrays", "mount"]
-_MODULES = ["messaging", "contact", "messaging", "policy", "run_server", "declared", "wire", "node"]
+__all__ = [
+    "Delivery",
+    "GridContact",
+    "HeadServer",
+    "Intake",
+    "Policy",
+    "RunServer",
+    "declared_rows",
+    "load_arrays",
+    "mount",
+]
+_MODULES = ["messaging", "contact", "head_server", "messaging", "policy", "run_server", "declared", "wire", "node"]
 _WHERE = dict(zip(__all__, _MODULES, strict=True))
 
 

@@ -11,48 +11,54 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fedup.artifacts import load_tensors, save_tensors
 from fedup.clients.messages import NONCE
-from fedup.errors import ArtifactError
 from fedup.files import write_text
+from fedup.flower.answer_log import AnswerLog
 from fedup.flower.wire import Answer, Ask
 
-_KIND = "answer"
 _NAMES = "names.json"
 _COLLECTION, _REQUEST = "collection-", "request-"
 
 
 class AnswerCache:
-    """One folder for each model, one file for each node and question: collections, and releases for requests. Without a
-    folder answers are not kept."""
+    """One folder for each model, with two files: answers to a collection, and releases for requests. Without a folder
+    answers are not kept."""
 
     def __init__(self, folder: str | Path | None, base: str) -> None:
         self._folder = None if folder is None else Path(folder) / base[:32]
         self._names: dict[str, str] = {}  # of releases that were asked for
+        self._names_changed = False
+        self._logs: dict[str, AnswerLog] = {}
         if self._folder is not None:
+            self._logs = {prefix: AnswerLog(self._folder / f"{prefix}answers") for prefix in (_COLLECTION, _REQUEST)}
             with suppress(OSError, ValueError, TypeError):
                 self._names = dict(json.loads((self._folder / _NAMES).read_text(encoding="utf-8")))
         self._came: set[str] = set()  # answers that this object saw, and that are not settled
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a folder for answers."""
+        return self._folder is not None
+
     def get(self, node: int, ask: Ask) -> Answer | None:
         """A cached answer; None if there is none, or it is damaged: then the node is asked again."""
-        path = self._path(node, ask)
-        if path is None or not path.exists():
-            return None
-        try:
-            arrays, header = load_tensors(path, kind=_KIND)
-            return Answer("ok", header["base"], header["details"], arrays, size=header["size"])
-        except (ArtifactError, KeyError):
-            return None
+        key, log = self._place(node, ask)
+        return log.get(key) if log is not None else None
 
     def put(self, node: int, ask: Ask, answer: Answer) -> bool:
-        """Keep an answer; returns whether it is kept. An answer with an empty array cannot be stored."""
-        path = self._path(node, ask)
-        if path is None or not all(tensor.numel() for tensor in answer.arrays.values()):
+        """Keep an answer; returns whether it is kept."""
+        key, log = self._place(node, ask)
+        if log is None:
             return False
-        header = {"base": answer.base, "details": dict(answer.details), "size": answer.size}
-        save_tensors(path, answer.arrays, kind=_KIND, header=header)
+        log.put(key, answer)
         return True
+
+    def sync(self) -> None:
+        """Make all that was kept survive a power cut."""
+        for log in self._logs.values():
+            log.sync()
+        if self._names_changed:
+            self._write_names()
 
     def came(self, node: int, ask: Ask) -> None:
         """Note that an answer came and was counted."""
@@ -75,9 +81,9 @@ class AnswerCache:
         return {**asks, **{node: replace(asks[node], details=named) for node, named in details.items()}}, before
 
     def give_up(self, node: int, ask: Ask) -> None:
-        """Forget the name of an unusable answer: the next question is for another release."""
-        if self._names.pop(_key(node, ask), None) is not None:
-            self._write_names()
+        """Forget the name of an unusable answer: the next question is for another release. (Written by `sync`: a server
+        killed before gets the same unusable answer again.)"""
+        self._names_changed |= self._names.pop(_key(node, ask), None) is not None
 
     def settle(self, *, only_collection: bool = False) -> None:
         """Delete all answers: their results are stored, and the same question is a new one. Names of releases that did
@@ -86,11 +92,15 @@ class AnswerCache:
         settled = {key for key in self._came if key.startswith(prefix)}
         self._came -= settled
         self._names = {key: name for key, name in self._names.items() if key not in settled}
+        for own, log in self._logs.items():
+            if own.startswith(prefix):
+                log.remove()
         for path in self._folder.glob(f"{prefix}*.safetensors") if self._folder is not None else ():
-            path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # of an earlier fedup
         self._write_names()
 
     def _write_names(self) -> None:
+        self._names_changed = False
         if self._folder is None:
             return
         if self._names:
@@ -100,10 +110,10 @@ class AnswerCache:
         with suppress(OSError):  # it holds other files, or does not exist
             self._folder.rmdir()
 
-    def _path(self, node: int, ask: Ask) -> Path | None:
-        """The file of an answer; None if it is not kept."""
+    def _place(self, node: int, ask: Ask) -> tuple[str, AnswerLog | None]:
+        """The key of an answer, and its file; None if it is not kept."""
         key = _key(node, ask)
-        return self._folder / f"{key}.safetensors" if self._folder is not None and key else None
+        return key, next((log for prefix, log in self._logs.items() if key.startswith(prefix)), None)
 
 
 def _key(node: int, ask: Ask) -> str:

@@ -12,20 +12,20 @@ from typing import Any, TypeVar
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from fedup.clients.agreement import Profile
 from fedup.clients.checks import client_number
 from fedup.clients.intake import Intake, profile_of
 from fedup.clients.labels import WhoQuestion
 from fedup.clients.messages import TARGETS
 from fedup.clients.model_facts import ModelFacts
+from fedup.clients.profiles import Profiles
 from fedup.clients.protocol import check_budgets
 from fedup.clients.question import PrivateQuestion, Question
-from fedup.errors import ContactError, DataError, RequestError, SettingError, check_choice
+from fedup.errors import ContactError, DataError, FedUPError, RequestError, SettingError, check_choice
 from fedup.files import explained
 from fedup.flower.accounts import Accounts
 from fedup.flower.answer_cache import AnswerCache
 from fedup.flower.identity import Identities
-from fedup.flower.messaging import Delivery, Messenger
+from fedup.flower.messaging import Arrival, Delivery, Messenger
 from fedup.flower.wire import ROW, Answer, Ask, only_this_answer, row_of
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, check_known
@@ -48,7 +48,7 @@ class GridContact:
 
     With a `folder`, answers to a collection and releases for a request are kept there: a server that was killed asks
     only for what is missing. They are deleted when `settled` says that the result is stored, or by the next collection;
-    `RunServer` takes care of this.
+    `RunServer` takes care of this, and keeps answers in its run folder where the contact has no folder.
 
     Where the model has several labels for a row, or values, set `targets` before the first question ("labels",
     "values"); `num_classes` is the number of outputs then. Hostile nodes are not compared with each other there.
@@ -77,7 +77,7 @@ class GridContact:
         self._delivery = delivery or Delivery()
         self._accounts = Accounts(grid, Ledger() if ledger is None else ledger)
         self.identities = Identities(grid)
-        self._messenger = Messenger(grid, model, self._delivery, self._accounts.meter, self._arrived)
+        self._messenger = Messenger(grid, model, self._delivery, self._accounts.meter, self._arrived_together)
         self._cache = AnswerCache(folder, self._messenger.base)
         self.vectors_folder = None if folder is None else Path(folder)
         if self.vectors_folder is not None:
@@ -85,8 +85,9 @@ class GridContact:
                 self.vectors_folder.mkdir(parents=True, exist_ok=True)
         self.declared_rows: Mapping[int, int] = self._delivery.intake.declared_rows
         self._collected = False  # whether all answers to a collection were taken; they may still be on disk
-        self._profiles: dict[int, Profile] = {}  # by node, of its answer to the question under way
-        self._compared: dict[int, Profile] = {}  # the same of the last collection, to compare later answers with
+        self._profiles = Profiles()  # by node, of its answer to the question under way
+        self._compared = Profiles()  # the same of the last collection, to compare later answers with
+        self._unmet: dict[int, str] = {}  # clients that were asked last and that no node goes by, and that in words
         self.flagged: dict[int, str] = {}  # nodes whose answers disagree with all others, and how
 
     @property
@@ -106,9 +107,20 @@ class GridContact:
 
     @property
     def silent(self) -> Mapping[int, str]:
-        """`left_out` by client."""
+        """`left_out` by client, and clients that no node goes by."""
         nodes = self._accounts.nodes
-        return {client: self.left_out[node] for client, node in nodes.items() if node in self.left_out}
+        known = {client: self.left_out[node] for client, node in nodes.items() if node in self.left_out}
+        return self._unmet | known
+
+    @property
+    def absent(self) -> Collection[int]:
+        """Clients that gave no reply to their last question, or that no node goes by."""
+        nodes = self._accounts.nodes
+        return {client for client, node in nodes.items() if node in self._messenger.no_reply} | self._unmet.keys()
+
+    def failure(self, client: int) -> FedUPError:
+        """Why a client that is there gave no answer to its last question, as an error."""
+        return ContactError(f"Client {client} gave no answer of use: {self.silent[client]}. Nothing was changed.")
 
     @property
     def node_rules(self) -> Mapping[int, str]:
@@ -130,6 +142,25 @@ class GridContact:
     def ledger(self, ledger: Ledger) -> None:
         self._accounts.ledger = ledger
 
+    @property
+    def base(self) -> str:
+        """Fingerprint of the model that nodes are asked about."""
+        return self._messenger.base
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Shape and type of one input row."""
+        return self._row
+
+    def meet_new_nodes(self) -> None:
+        """Ask nodes that connected since the last question which client they are."""
+        self._greet()
+
+    def keep_answers(self, folder: Path) -> None:
+        """Keep answers in this folder from now on, unless the contact has one."""
+        if not self._cache.is_kept:
+            self._cache = AnswerCache(folder, self._messenger.base)
+
     def settled(self, *, only_collection: bool = False) -> None:
         """Say that the results of all answers so far are stored: the answers are deleted, and the same question is a
         new one. With `only_collection` releases for requests stay: these may not be answered yet."""
@@ -138,9 +169,13 @@ class GridContact:
 
     @property
     def clients(self) -> Sequence[int]:
-        """All clients that answered so far; on first use all nodes are asked who they are."""
+        """All clients that answered so far; on first use all nodes are asked who they are. One that does not say so
+        is not among them."""
         if not self._accounts.nodes:
-            self._greet()
+            self._greet(everyone=False)
+        return self._believed()
+
+    def _believed(self) -> Sequence[int]:
         refused = self.flagged if self._leaves_out else ()
         return sorted(client for client, node in self._accounts.nodes.items() if node not in refused)
 
@@ -149,21 +184,16 @@ class GridContact:
         if set(self.clients) <= request.client_ids:
             raise RequestError(f"To {request} leaves no training row. Take the model out of service instead.")
 
-    # --- asking
-
     def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
-        unknown = [client for client in questions if client not in self.clients]
-        if unknown:
-            raise ContactError(f"Client {unknown[0]} has not answered so far: no node goes by that number.")
-        nodes = {client: self._accounts.nodes[client] for client in questions}
-        by_node = {nodes[client]: question for client, question in questions.items()}
-        self._profiles = {}
+        self._look_for(questions, optional)
+        nodes = {client: self._accounts.nodes[client] for client in questions if client not in self._unmet}
+        by_node = {node: questions[client] for client, node in nodes.items()}
+        self._profiles = Profiles()
         taken = self._ask_nodes(by_node, {node: client for client, node in nodes.items()})
         taken = self._leave_out(taken, self._judge_later(by_node, taken))
         for client, node in nodes.items():
             if node not in taken and client not in optional:
-                why = self.left_out[node]
-                raise ContactError(f"Client {client} gave no answer of use: {why}. Nothing was changed.")
+                raise self.failure(client)
         return ((client, taken[node][1]()) for client, node in nodes.items() if node in taken)
 
     def ask_everyone(
@@ -178,16 +208,30 @@ class GridContact:
             questions = {self._accounts.nodes[client]: asked for client, asked in own.items()}
         else:
             questions = dict.fromkeys(self._accounts.connected(), question)
-        self._profiles, self.flagged = {}, {}
+        self._profiles, self.flagged = Profiles(), {}
         taken = self._ask_nodes(questions, {})
         taken = self._leave_out(taken, self._meet({node: client for node, (client, _) in taken.items()}))
         self.flagged = self._judge(question, taken)
         taken = self._leave_out(taken, self.flagged if self._leaves_out else {})
-        self._compared = {node: self._profiles[node] for node in taken if node in self._profiles}
+        self._compared = self._profiles.only(taken)
         lost = {node for client, node in self._accounts.nodes.items() if client not in but} - questions.keys()
         self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
-        self._check_enough(len(taken), of=len(questions) + len(lost), asked=questions)
+        self._messenger.check_enough(len(taken), of=len(questions) + len(lost), asked=questions)
         return self._collection(taken)
+
+    def _look_for(self, clients: Collection[int], optional: Collection[int]) -> None:
+        """Find the nodes of these clients, also of those that came back; raises if one is not there and has to be."""
+        with suppress(ContactError):  # nobody is connected at all
+            known, nodes = self.clients, self._accounts.nodes
+            connected = set(self._accounts.connected())
+            lost = any(client not in known or nodes[client] not in connected for client in clients)
+            if lost and connected - set(nodes.values()):
+                self._greet(everyone=False)
+        why, known = "it has not answered so far: no node goes by that number", self._believed()
+        self._unmet = {client: why for client in clients if client not in known}
+        for client in self._unmet:
+            if client not in optional:
+                raise ContactError(f"Client {client} has not answered so far: no node goes by that number.")
 
     @property
     def _intake(self) -> Intake:
@@ -199,28 +243,20 @@ class GridContact:
 
     def _judge(self, question: Question[Any], taken: Mapping[int, _Taken]) -> dict[int, str]:
         """The nodes whose answers disagree with all others, and how."""
-        profiles = {node: self._profiles[node] for node in taken if node in self._profiles}
-        flagged = self._intake.judge(profiles, question, self._facts)
+        flagged = self._intake.judge(self._profiles.only(taken), question, self._facts)
         for node, why in sorted(flagged.items()):
             _LOG.warning("node %d disagrees with all others: %s", node, why)
         return flagged
 
     def _judge_later(self, questions: Mapping[int, Question[Any]], taken: Mapping[int, _Taken]) -> dict[int, str]:
         """The nodes to leave out since answers after the collection disagree with what others sent then, or now."""
-        reasons: dict[int, str] = {}
-        for node in taken.keys() & self._profiles.keys():
-            own = self._profiles[node]
-            others = dict(self._compared if own.labels else self._profiles)
-            others.pop(node, None)
-            judged = self._intake.judge_later(node, own, others, questions[node], self._facts)
-            reasons |= {node: judged} if judged else {}
+        reasons = self._intake.judge_later(self._profiles.only(taken), self._compared, questions, self._facts)
         self.flagged |= reasons
         return reasons if self._leaves_out else {}
 
     def _leave_out(self, taken: Mapping[int, _Taken], reasons: Mapping[int, str]) -> dict[int, _Taken]:
         """The answers without those of nodes that are left out for these reasons."""
-        self._messenger.left_out |= reasons
-        self._messenger.unusable |= reasons.keys()
+        self._messenger.leave_out(reasons)
         return {node: answer for node, answer in taken.items() if node not in reasons}
 
     def _collection(self, taken: Mapping[int, _Taken]) -> Iterator[tuple[int, Any]]:
@@ -242,9 +278,12 @@ class GridContact:
             self._messenger.left_out.pop(node, None)
         missing = {node: ask for node, ask in asks.items() if node not in taken}
         self._check_budgets(missing, asked_before)
-        return taken | self._messenger.wave(
-            missing, lambda node, answer: self._take(node, asks[node], answer, clients.get(node))
-        )
+        try:
+            return taken | self._messenger.wave(
+                missing, lambda node, answer: self._take(node, asks[node], answer, clients.get(node))
+            )
+        finally:
+            self._cache.sync()
 
     def _ask(self, question: Question[Any]) -> Ask:
         details, arrays = question.to_message()
@@ -270,7 +309,11 @@ class GridContact:
                 questions[client] = question
         check_budgets(self.ledger, questions)
 
-    # --- answers
+    def _arrived_together(self, arrivals: Sequence[Arrival]) -> None:
+        """Count and charge answers before any of them is looked at: with a run folder in one event."""
+        with self.ledger.together():
+            for arrival in arrivals:
+                self._arrived(arrival.node, arrival.ask, arrival.answer)
 
     def _arrived(self, node: int, ask: Ask, answer: Answer, *, counted: int | None = None) -> None:
         """Count and charge an answer before anything else: the node has done so, too."""
@@ -317,26 +360,28 @@ class GridContact:
     def _from_disk(self, asks: Mapping[int, Ask], clients: Mapping[int, int]) -> dict[int, _Taken]:
         """Cached answers; the node is asked again if one does not fit any more."""
         taken: dict[int, _Taken] = {}
-        for node, ask in asks.items():
-            answer = self._cache.get(node, ask)
-            with suppress(DataError):
-                if answer is not None:
-                    client, _ = self._read(node, ask, answer, clients.get(node))
-                    self.identities.check(node, client)
-                    taken[node] = client, partial(self._again, node, ask)
-                    self._arrived(node, ask, answer, counted=0 if self._cache.has_come(node, ask) else answer.size)
+        with self.ledger.together():
+            for node, ask in asks.items():
+                answer = self._cache.get(node, ask)
+                with suppress(DataError):
+                    if answer is not None:
+                        client, _ = self._read(node, ask, answer, clients.get(node))
+                        self.identities.check(node, client)
+                        taken[node] = client, partial(self._again, node, ask)
+                        counted = 0 if self._cache.has_come(node, ask) else answer.size
+                        self._arrived(node, ask, answer, counted=counted)
         return taken
 
-    # --- nodes
-
-    def _greet(self) -> None:
-        """Ask all unknown nodes which client they are."""
+    def _greet(self, *, everyone: bool = True) -> None:
+        """Ask all unknown nodes which client they are; `everyone`: unless enough of them say so, that is an error."""
         nodes, met = self._accounts.connected(), set(self._accounts.nodes.values())
         strangers = [node for node in nodes if node not in met]
         ask = self._ask(WhoQuestion())
         clients = self._messenger.wave(dict.fromkeys(strangers, ask), self._client_of)
         reasons = self._meet(clients)
-        self._check_enough(len(nodes) - len(strangers) + len(clients) - len(reasons), of=len(nodes), asked=strangers)
+        if everyone or not self._accounts.nodes:
+            here = len(nodes) - len(strangers) + len(clients) - len(reasons)
+            self._messenger.check_enough(here, of=len(nodes), asked=strangers)
 
     def _client_of(self, node: int, answer: Answer) -> int:
         """The client that a node says it is, if it may."""
@@ -346,19 +391,8 @@ class GridContact:
 
     def _meet(self, clients: Mapping[int, int]) -> dict[int, str]:
         """Note which client each node is; returns why some are not believed, and leaves them out."""
-        reasons = self._accounts.meet(clients)
-        self._messenger.left_out |= reasons
-        self._messenger.unusable |= reasons.keys()
+        with self.ledger.together():
+            reasons = self._accounts.meet(clients)
+        self._messenger.leave_out(reasons)
         self.identities.bind({node: client for node, client in clients.items() if node not in reasons})
         return reasons
-
-    def _check_enough(self, answered: int, *, of: int, asked: Collection[int]) -> None:
-        """Raise if too few nodes answered; those that did, and are not believed, are no reason to end a collection."""
-        least = self._delivery.least_fraction
-        excused = min(len(self._messenger.unusable.intersection(asked)), self._delivery.intake.most_excused(of))
-        if answered < max(1, least * (of - excused) * (1 - 1e-9)):  # 0.28 of 25 are 7, not a little more
-            reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self.left_out.items()))
-            raise ContactError(
-                f"{answered} of {of} nodes gave an answer of use, and least_fraction asks for {least:g}. "
-                f"{reasons}. Ask again later, or with a smaller least_fraction."
-            )

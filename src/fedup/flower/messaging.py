@@ -3,9 +3,9 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -13,7 +13,7 @@ from torch import nn
 
 from fedup.clients.intake import Intake
 from fedup.clients.messages import NONCE
-from fedup.errors import DataError, FingerprintError, SettingError
+from fedup.errors import ContactError, DataError, FingerprintError, SettingError
 from fedup.flower.wire import QUERY, Answer, Ask, only_this_answer, read_answer, record_of, size_of, write_ask
 from fedup.models.views import fingerprint
 from fedup.statistics.traffic import Meter
@@ -21,6 +21,8 @@ from fedup.statistics.traffic import Meter
 _LONGEST_PAUSE_S = 30.0  # between tries
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0  # between looks for answers
 _PULLED_AT_ONCE = 16  # answers
+_PUSHED_AT_ONCE = 1024  # questions
+_BOOKED_AT_ONCE, _BOOKED_BYTES = 512, 2**24  # answers that are counted and charged together, or fewer large ones
 _MAY_COME_BACK = (3, 4, 5)  # Flower's codes for a message, reply or node that is not available; it exports none
 _TTL_S = 12 * 3600.0
 _LONGEST_REASON = 600  # characters
@@ -56,6 +58,16 @@ class Delivery:
             )
 
 
+class Arrival(NamedTuple):
+    """An answer that came, to which question; `is_late` where nobody waits for it any more."""
+
+    node: int
+    ask: Ask
+    answer: Answer
+    is_counted: bool = True  # else Flower's own word that nothing comes
+    is_late: bool = False
+
+
 def shown(text: str) -> str:
     """A text of a stranger for logs and terminals: one line, not long, without control characters.
 
@@ -77,7 +89,8 @@ def _secret_ttl() -> float:
 class Messenger:
     """Asks nodes about one model; `left_out` says which gave no usable answer, and why.
 
-    `arrived` is called with each answer when it comes, before it is checked; `meter` counts what is sent.
+    `arrived` is called with the answers that came, some hundred together, before any of them is checked or used;
+    `meter` counts what is sent.
     """
 
     def __init__(
@@ -86,14 +99,31 @@ class Messenger:
         model: nn.Module,
         delivery: Delivery,
         meter: Meter,
-        arrived: Callable[[int, Ask, Answer], None],
+        arrived: Callable[[Sequence[Arrival]], None],
     ) -> None:
         self._grid, self._model, self.base = grid, model, fingerprint(model)
         self._delivery, self._meter, self._arrived = delivery, meter, arrived
         self._have: set[int] = set()  # nodes that have the weights for sure
         self._late: dict[str, tuple[int, Ask]] = {}  # by message: questions for releases that are not answered yet
         self.left_out: dict[int, str] = {}
+        self.no_reply: set[int] = set()  # those of them that did not reply at all
         self.unusable: set[int] = set()  # of these, the nodes that did answer
+
+    def leave_out(self, reasons: Mapping[int, str]) -> None:
+        """Leave nodes out that did answer."""
+        self.left_out |= reasons
+        self.unusable |= reasons.keys()
+
+    def check_enough(self, answered: int, *, of: int, asked: Collection[int]) -> None:
+        """Raise if too few nodes answered; those that did, and are not believed, are no reason to end a collection."""
+        least = self._delivery.least_fraction
+        excused = min(len(self.unusable.intersection(asked)), self._delivery.intake.most_excused(of))
+        if answered < max(1, least * (of - excused) * (1 - 1e-9)):  # 0.28 of 25 are 7, not a little more
+            reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self.left_out.items()))
+            raise ContactError(
+                f"{answered} of {of} nodes gave an answer of use, and least_fraction asks for {least:g}. "
+                f"{reasons}. Ask again later, or with a smaller least_fraction."
+            )
 
     def wave(self, asks: Mapping[int, Ask], read: Callable[[int, Answer], T]) -> dict[int, T]:
         """Ask each node its question until all have answered or no retry is left; returns the answers that fit."""
@@ -120,6 +150,7 @@ class Messenger:
                     self.unusable |= {node} if answer.status in ("ok", "unreadable") else set()
         silence = f"no answer within {self._delivery.timeout_s:g} s, asked {tries} times"
         self.left_out |= dict.fromkeys(waiting, silence)
+        self.no_reply = (self.no_reply - asks.keys()) | waiting.keys()
         for node in sorted(asks.keys() & self.left_out.keys()):
             _LOG.warning("node %d is left out: %s", node, self.left_out[node])
         return fitting
@@ -144,57 +175,81 @@ class Messenger:
         nodes = self._push(asks, weights_to)
         until, pause = time.monotonic() + self._delivery.timeout_s, _FIRST_PAUSE_S
         while nodes:
-            numbers = list(nodes)
-            for start in range(0, len(numbers), _PULLED_AT_ONCE):
-                for reply in self._grid.pull_messages(numbers[start : start + _PULLED_AT_ONCE]):
-                    number = reply.metadata.reply_to_message_id
-                    node, late = nodes.pop(number, None), self._late.pop(number, None)
-                    if node is None:  # to an earlier message: it is counted, but nobody waits for it
-                        size = 0 if reply.has_error() else size_of(reply.content)
-                        self._read(reply, *late) if late else self._meter.came(None, size)
-                    else:
-                        answer = self._read(reply, node, asks[node])
-                        if answer.status == "ok" and asks[node].needs_model:
-                            self._have.add(node)
-                        yield node, answer
+            for answers in self._look(nodes, asks):
+                self._arrived([own for own in answers if own.is_counted])
+                while answers:  # what was taken is freed
+                    own = answers.pop()
+                    if own.is_late:
+                        continue
+                    answer = own.answer
+                    if answer.status == "ok" and answer.base != self.base:
+                        answer = Answer("unreadable", self.base, reason="it answers for another model")
+                    if answer.status == "ok" and own.ask.needs_model:
+                        self._have.add(own.node)
+                    yield own.node, answer
             if time.monotonic() >= until:
                 return
             if nodes:
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LAST_PAUSE_S)
 
+    def _look(self, nodes: dict[str, int], asks: Mapping[int, Ask]) -> Iterator[list[Arrival]]:
+        """The answers that are there, as many at once as are counted and charged together; the last one comes first.
+        Their messages are taken out of `nodes`."""
+        numbers, answers = list(nodes), list[Arrival]()
+        for start in range(0, len(numbers), _PULLED_AT_ONCE):
+            for reply in self._grid.pull_messages(numbers[start : start + _PULLED_AT_ONCE]):
+                if (own := self._read(reply, nodes, asks)) is not None:
+                    answers.append(own)
+            if len(answers) >= _BOOKED_AT_ONCE or sum(own.answer.size for own in answers) >= _BOOKED_BYTES:
+                yield answers[::-1]
+                answers = []
+        if answers:
+            yield answers[::-1]
+
+    def _read(self, reply: Message, nodes: dict[str, int], asks: Mapping[int, Ask]) -> "Arrival | None":
+        """The answer in a reply; None for one to a message that nobody knows."""
+        number = reply.metadata.reply_to_message_id
+        node, late = nodes.pop(number, None), self._late.pop(number, None)
+        if node is not None:
+            return Arrival(node, asks[node], self._answer_in(reply), is_counted=not reply.has_error())
+        if late is not None:
+            return Arrival(*late, self._answer_in(reply), is_counted=not reply.has_error(), is_late=True)
+        self._meter.came(None, 0 if reply.has_error() else size_of(reply.content))
+        return None
+
     def _push(self, asks: Mapping[int, Ask], weights_to: Collection[int]) -> dict[str, int]:
         """Send the questions, some with weights; returns the node of each message."""
-        contents: dict[tuple[int, bool], RecordDict] = {}  # nodes with the same content share one object
         heavy = {node for node in weights_to if asks[node].needs_model}
         weights = record_of(self._model.state_dict()) if heavy else None  # one record for all: it may be large
-        messages = []
-        for node, ask in asks.items():
-            key = id(ask), node in heavy
-            if key not in contents:
-                contents[key] = write_ask(ask, weights if node in heavy else None)
-            messages.append(Message(contents[key], node, f"query.{QUERY}", group_id=ask.kind, ttl=_secret_ttl()))
-        sizes = {key: size_of(content) for key, content in contents.items()}
-        pushed = zip(self._grid.push_messages(messages), asks, strict=False)
-        nodes = {number: node for number, node in pushed if number}  # an unsent message has no number
-        for number, node in nodes.items():
-            self._meter.sent(sizes[id(asks[node]), node in heavy])
-            if NONCE in asks[node].details:
-                self._late[number] = node, asks[node]
+        nodes, questions = dict[str, int](), list(asks.items())
+        for start in range(0, len(questions), _PUSHED_AT_ONCE):
+            some = questions[start : start + _PUSHED_AT_ONCE]
+            contents: dict[tuple[int, bool], RecordDict] = {}  # nodes with the same content share one object
+            for node, ask in some:
+                if (key := (id(ask), node in heavy)) not in contents:
+                    contents[key] = write_ask(ask, weights if node in heavy else None)
+            sizes = {key: size_of(content) for key, content in contents.items()}
+            messages = [
+                Message(contents[id(ask), node in heavy], node, f"query.{QUERY}", group_id=ask.kind, ttl=_secret_ttl())
+                for node, ask in some
+            ]
+            for number, (node, ask) in zip(self._grid.push_messages(messages), some, strict=False):
+                if not number:  # it was not sent
+                    continue
+                nodes[number] = node
+                self._meter.sent(sizes[id(ask), node in heavy])
+                if NONCE in ask.details:
+                    self._late[number] = node, ask
         return nodes
 
-    def _read(self, reply: Message, node: int, ask: Ask) -> Answer:
-        """The answer in a reply; it is counted first."""
+    def _answer_in(self, reply: Message) -> Answer:
         if reply.has_error():
             if reply.error.code in _MAY_COME_BACK:
                 return Answer("lost", self.base)
             return Answer("failed", self.base, reason=f"Flower says {reply.error.reason!r}")
         try:
             with only_this_answer():
-                answer = read_answer(reply.content, most_bytes=self._delivery.most_bytes)
+                return read_answer(reply.content, most_bytes=self._delivery.most_bytes)
         except DataError as error:
-            answer = Answer("unreadable", self.base, reason=str(error), size=size_of(reply.content))
-        self._arrived(node, ask, answer)
-        if answer.base != self.base and answer.status == "ok":
-            return Answer("unreadable", self.base, reason="it answers for another model")
-        return answer
+            return Answer("unreadable", self.base, reason=str(error), size=size_of(reply.content))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedup.clients.centroids import CentroidsQuestion
+from fedup.clients.delta import DeltaQuestion
 from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.moments import MomentChangeQuestion, MomentsQuestion
@@ -94,6 +95,12 @@ def _(question: TallyQuestion, data: ClientData) -> Iterator[Tensor]:
     for by_label, rows in rows_counted(data, question.rows):
         groups = _groups(rows, data) if by_label else [rows]
         yield from (group for group in groups if len(group) >= min(data.least_rows, MOST_CLASS_ROWS))
+
+
+@row_sets.register
+def _(question: DeltaQuestion, data: ClientData) -> Iterator[Tensor]:
+    rows = question.rows(data)
+    yield from (rows.forgotten, rows.retained, rows.unseen)
 
 
 def _by_class(mask: Tensor, data: ClientData) -> list[Tensor]:

@@ -28,6 +28,7 @@ QUESTION_GROUPS: Mapping[str, frozenset[str]] = {
     "eraser": frozenset({"sketch", "spreads", "moments"}),
     "tallies": frozenset({"tally"}),
     "labels": frozenset({"labels"}),
+    "delta": frozenset({"delta"}),  # weights fitted to named rows: derived from them
     "subjects": frozenset({"subjects"}),  # which rows are a person's: for whoever knows the person's tag
 }
 _LARGEST_EPSILON = 20.0  # above, a guarantee says nothing

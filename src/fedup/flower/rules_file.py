@@ -13,6 +13,7 @@ format = 1
 #   "eraser"     means, variances and second moments at early layers, for sample requests
 #   "tallies"    counts of right answers under a filter, for verdicts
 #   "labels"     the class of each named row, and whether this node holds it: needed for sample requests
+#   "delta"      a change of weights fitted to named rows, so that they look unseen: for withdrawals
 #   "subjects"   which rows are a person's, asked by the person's tag: needed for requests that name persons
 # For differential privacy alone: questions = []
 questions = ["moments"]

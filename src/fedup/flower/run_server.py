@@ -1,5 +1,6 @@
 """The run folder of a Flower server: `fedup status`, `evidence` and `verify` work on it."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,18 +10,22 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedup.clients.collect import collect as ask_clients
-from fedup.errors import RequestError
+from fedup.errors import ContactError, RequestError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.flower.contact import GridContact
+from fedup.flower.serve_queue import POLL_S, RETRY_S, QueueService
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint
 from fedup.request import Forget
 from fedup.run.answer import Judge, Limits, NewRequest, Outcome, RequestDesk
+from fedup.run.architecture import describe_architecture
 from fedup.run.bindings import By, RunBindings, bindings_of, release
+from fedup.run.brief_writer import BriefWriter
 from fedup.run.folder import Run
 from fedup.run.ledger import RunLedger
+from fedup.run.queue import Served
 from fedup.run.record import keep_centroids, keep_model
-from fedup.run.serving import load_base, load_plugged, load_store
+from fedup.run.serving import load_base, load_plugged, load_store, read_served, read_with
 from fedup.run.state import State
 from fedup.run.verify import Check, verify
 from fedup.serving.plugged import PluggedModel
@@ -49,9 +54,15 @@ class RunServer:
     ) -> None:
         self.run, self._blank = Run(path), blank
         self._bound_by: By = "key" if authenticated else "node id"
+        self._architecture = describe_architecture(blank)
         model = blank()
         about = {"made_by": "flower", "model": type(model).__name__, "cut": find_cut(model, cut)}
         self.run.start({**about, "class_names": list(class_names)})
+
+    @property
+    def _answers_path(self) -> Path:
+        """Where answers wait until what is made of them is stored."""
+        return self.run.path / "answers"
 
     @property
     def state(self) -> State:
@@ -60,28 +71,29 @@ class RunServer:
 
     def keep(self, model: nn.Module) -> None:
         """Store the trained model; one that is stored already must be the same."""
-        with self.run.writing("train") as writer:
-            if writer.state.trained is None:
-                keep_model(writer, model, {"accuracy": {}, "rows": None, "time_s": 0.0})
-            elif writer.state.base != fingerprint(model):
-                raise RequestError(
-                    f"{self.run.path} holds another model ({writer.state.base[:12]}). Use a new folder for this one."
-                )
+        if self.state.trained is None:
+            with self.run.writing("train") as writer:
+                facts = {"accuracy": {}, "rows": None, "time_s": 0.0, "architecture": self._architecture}
+                if writer.state.trained is None:
+                    keep_model(writer, model, facts)
+        if (base := self.state.base) != fingerprint(model):
+            raise RequestError(f"{self.run.path} holds another model ({base[:12]}). Use a new folder for this one.")
 
     def collect(self, contact: GridContact, **settings: Any) -> Centroids:
         """The clients' centroids: stored ones, or else collected now with the settings of `fedup.collect`."""
-        with self.run.writing("collect") as writer:
-            if writer.state.collected is not None:
-                contact.settled(only_collection=True)  # left by a server that was killed
-                return load_store(self.run, writer.state)
-            model = load_base(self.run, writer.state, self._blank())
-            contact.ledger = RunLedger(writer)  # every release is charged in the journal
-            contact.identities.bindings = RunBindings(writer, by=self._bound_by)
+        contact.keep_answers(self._answers_path)
+        if self.state.collected is not None:
+            contact.settled(only_collection=True)  # left by a server that was killed
+            return read_with(self.run, lambda state: load_store(self.run, state))[1]
+        state, model = read_with(self.run, lambda state: load_base(self.run, state, self._blank()))
+        with BriefWriter(self.run, "collect", state) as writer:
+            self._attach(writer, contact)
             contact.vectors_folder = self.run.path
             started = time.perf_counter()
-            store = ask_clients(model, contact, cut=writer.state.about["cut"], **settings)
-            keep_centroids(writer, store, {"time_s": time.perf_counter() - started})
+            store = ask_clients(model, contact, cut=state.about["cut"], **settings)
+            keep_centroids(writer, store, {"time_s": time.perf_counter() - started, "example": contact.row})
             contact.settled()
+            shutil.rmtree(self._answers_path, ignore_errors=True)  # and what is left there of other models
             return store
 
     def unlearn(
@@ -96,33 +108,70 @@ class RunServer:
     ) -> Outcome:
         """Answer a request and serve its filter. `judge` measures retained accuracy; without one its loss is not
         limited. What a class may lose is limited anyway. The outcome may be a refusal."""
-        with self._desk("unlearn", contact, judge) as desk:
+        with self.desk("unlearn", contact, judge) as desk:
             return desk.unlearn(
                 [NewRequest(request, reference)], config=config, limits=limits or Limits(3.0 if judge else None)
             )
 
     def answer_waiting(self, contact: GridContact, *, judge: Judge | None = None) -> Outcome:
         """Answer the requests that wait, if they have enough rows together."""
-        with self._desk("unlearn", contact, judge) as desk:
+        with self.desk("unlearn", contact, judge) as desk:
             return desk.unlearn([], limits=Limits(3.0 if judge else None), pending=True)
 
     def restore(self, *requests: str, contact: GridContact | None = None, judge: Judge | None = None) -> Outcome:
         """Restore requests, by their ids."""
-        with self._desk("restore", contact, judge) as desk:
+        with self.desk("restore", contact, judge) as desk:
             return desk.restore(
                 [desk.writer.state.request(name) for name in requests], limits=Limits(3.0 if judge else None)
             )
 
+    def answer_queued(self, contact: GridContact, *, judge: Judge | None = None) -> list[Served]:
+        """Answer the requests that are queued in the folder now (`fedup unlearn` queues what needs clients)."""
+        return QueueService(self, contact, judge).answer_all()
+
+    def serve_queue(
+        self,
+        contact: GridContact,
+        *,
+        until: Callable[[], bool] = lambda: False,
+        judge: Judge | None = None,
+        poll_s: float = POLL_S,
+        retry_s: float = RETRY_S,
+    ) -> list[Served]:
+        """Answer what is queued, now and later, one by one, until `until` is true. The folder is looked at every
+        `poll_s` seconds, and not locked meanwhile. A request whose clients cannot be reached is tried again every
+        `retry_s` seconds."""
+        return QueueService(self, contact, judge).run(until=until, poll_s=poll_s, retry_s=retry_s)
+
     @contextmanager
-    def _desk(self, verb: str, contact: GridContact | None, judge: Judge | None) -> Iterator[RequestDesk]:
-        """A desk for requests on the run folder; every release is charged in the journal."""
-        with self.run.writing(verb) as writer:
-            store = load_store(self.run, writer.state)
-            store.ledger = RunLedger(writer)
-            if contact is not None:
-                contact.ledger = store.ledger
-                contact.identities.bindings = RunBindings(writer, by=self._bound_by)
-            yield RequestDesk(writer, load_plugged(self.run, writer.state, self._blank()), store, contact, judge)
+    def desk(
+        self, verb: str, contact: GridContact | None, judge: Judge | None, *, answering: str | None = None
+    ) -> Iterator[RequestDesk]:
+        """A desk for requests on the run folder, which is locked around commits only. Every release is charged in the
+        journal. `answering` is the queued request that it is for."""
+        if (state := self.state).trained is not None and state.centroids is None:
+            raise ContactError(f"{self.run.path} has no statistics of this base yet: collect them first.")
+        if contact is not None and contact.base != state.base:
+            raise ContactError(
+                f"{self.run.path} serves another base now ({state.base[:12]}) than the one that nodes are asked about "
+                f"({contact.base[:12]}): start the server app again. Nothing was changed."
+            )
+        state, (store, plugged) = read_with(self.run, self._load)
+        with BriefWriter(self.run, verb, state, answering=answering) as writer:
+            store.ledger = self._attach(writer, contact)
+            yield RequestDesk(writer, plugged, store, contact, judge)
+
+    def _load(self, state: State) -> tuple[Centroids, PluggedModel]:
+        return load_store(self.run, state), load_plugged(self.run, state, self._blank())
+
+    def _attach(self, writer: BriefWriter, contact: GridContact | None) -> RunLedger:
+        """The ledger of the folder, to which every release is charged."""
+        ledger = RunLedger(writer)
+        if contact is not None:
+            contact.keep_answers(self._answers_path)
+            contact.ledger = ledger
+            contact.identities.bindings = RunBindings(writer, by=self._bound_by)
+        return ledger
 
     def release(self, *clients: int) -> None:
         """Free the numbers of clients whose nodes have new keys, or new numbers; without any, all of them."""
@@ -135,4 +184,4 @@ class RunServer:
 
     def plugged(self) -> PluggedModel:
         """The model with the filter of the active requests."""
-        return load_plugged(self.run, self.state, self._blank())
+        return read_served(self.run, lambda state: self._blank())[1]

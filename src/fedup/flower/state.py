@@ -70,19 +70,19 @@ class KeptLedger(Ledger):
         except (ValueError, OSError) as error:
             raise ArtifactError("This node's account cannot be read: nothing is released until it can.") from error
 
-    def _record(self, charge: Charge) -> None:
-        """Write a charge before any row is read. An error names no path of this machine."""
+    def _record(self, charges: Sequence[Charge]) -> None:
+        """Write charges before any row is read. An error names no path of this machine."""
         if self._file is None:
-            text = json.dumps(Ledger([*self.charges, charge]).to_json())
+            text = json.dumps(Ledger([*self.charges, *charges]).to_json())
             self._context.state[_LEDGER] = ConfigRecord({"json": text})
             return
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with held(self._file.with_suffix(".lock"), "fedup", wait_s=_A_WHILE_S):  # shared by runs at once
                 now = Ledger(self._read(), self.budgets)
-                if not now.affords(charge.client, charge.mu**2):
+                if not now.affords(charges[0].client, sum(charge.mu**2 for charge in charges)):  # all its own
                     raise BudgetError("This node's budget was spent by another run meanwhile. Nothing was released.")
-                write_text(self._file, json.dumps(Ledger([*now.charges, charge]).to_json()))
+                write_text(self._file, json.dumps(Ledger([*now.charges, *charges]).to_json()))
         except (BudgetError, ArtifactError):
             raise
         except (FedUPError, OSError) as error:

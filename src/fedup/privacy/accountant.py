@@ -6,7 +6,7 @@ later ones depend on earlier ones. μ-GDP is (ε, δ)-DP exactly where δ ≥ Φ
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 
 from fedup.errors import SettingError
 
@@ -32,6 +32,7 @@ def delta_of(mu: float, epsilon: float) -> float:
     return max(0.0, -math.exp(first) * math.expm1(second - first)) if second < first else 0.0
 
 
+@lru_cache(maxsize=4096)  # most clients of a federation have spent the same
 def epsilon_of(mu: float, delta: float) -> float:
     """The smallest ε ≥ 0 for which μ-GDP is (ε, δ)-DP, rounded up by less than 1e-9 of it.
 

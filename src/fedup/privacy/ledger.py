@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class Budget:
         return mu_of(self.epsilon, self.delta)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a federation may have very many
 class Charge:
     """One release of one client, or a correction: what its own account has beyond the releases known here."""
 
@@ -64,6 +65,10 @@ class Ledger:
     def __init__(self, charges: Iterable[Charge] = (), budgets: Mapping[int | None, Budget] | None = None) -> None:
         self.charges = list(charges)
         self.budgets = dict(budgets or {})
+        self._unrecorded: list[Charge] | None = None  # inside `together`: charges to be recorded at its end
+        self._add_up_all()
+
+    def _add_up_all(self) -> None:
         self._squares: dict[int, float] = {}
         self._corrected: dict[int, float] = {}  # μ² of corrections whose releases have not come
         self._named: set[tuple[int, str]] = set()
@@ -168,8 +173,33 @@ class Ledger:
                 Charge(client, math.sqrt(missing), f"correction: {why}", "by the client's own account", correction=True)
             )
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Record all charges made inside in one step, at the end; if that fails, none of them counts.
+
+        No release that is charged inside may be made, or used, before the end.
+        """
+        if self._unrecorded is not None:  # a part of what is recorded together anyway
+            yield
+            return
+        self._unrecorded, before = [], len(self.charges)
+        try:
+            yield
+        finally:  # a release that came was made, whatever an error says of the next one
+            new, self._unrecorded = self._unrecorded, None
+            try:
+                if new:
+                    self._record(new)
+            except BaseException:
+                del self.charges[before:]
+                self._add_up_all()
+                raise
+
     def _charge(self, charge: Charge) -> None:
-        self._record(charge)
+        if self._unrecorded is None:
+            self._record([charge])
+        else:
+            self._unrecorded.append(charge)
         self.charges.append(charge)
         self._add_up(charge)
 
@@ -182,8 +212,8 @@ class Ledger:
         if charge.release:
             self._named.add((client, charge.release))
 
-    def _record(self, charge: Charge) -> None:
-        """For ledgers with a store: write a charge there first; if that fails, nothing is released."""
+    def _record(self, charges: Sequence[Charge]) -> None:
+        """For ledgers with a store: write charges there first, in one step; if that fails, nothing is released."""
 
     def copy(self) -> "Ledger":
         """A separate account with the same charges and budgets so far.

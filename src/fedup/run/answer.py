@@ -195,12 +195,12 @@ class RequestDesk:
     def restore(self, requests: Sequence[Request], *, limits: Limits = Limits()) -> Outcome:  # noqa: B008 (frozen)
         """Take requests back: a filter for the remaining requests, or none after the last. For requests that waited
         there is nothing to change."""
-        withdrawn = [request.id for request in requests if request.is_waiting]
+        withdrawn = [request.id for request in requests if request.is_waiting or request.is_queued]
+        requests = [request for request in requests if request.id not in withdrawn]
         if self.centroids is not None:
-            check_return(self.writer.state, self.centroids, [own for own in requests if not own.is_waiting])
+            check_return(self.writer.state, self.centroids, requests)
         if withdrawn:
             self.writer.commit("withdrawn", {**self.facts, "requests": withdrawn})
-        requests = [request for request in requests if not request.is_waiting]
         if withdrawn and not requests:
             return Outcome(withdrawn, self.writer.state.filter, Report(self.plugged.requests), None)
         ids = [request.id for request in requests]
@@ -222,9 +222,11 @@ class RequestDesk:
         """Destroy the sealed cells: no file of the folder holds them any more."""
         if self.centroids is None:
             raise RequestError("There are no centroids, so nothing is sealed and nothing to purge.")
-        cells = purge_cells(self.plugged, self.centroids)
-        record = self._store_centroids(self.centroids)
-        self.writer.commit("purged", {"cells": [list(cell) for cell in cells], "centroids": record.to_json()})
+        served, cells = self.plugged.served, purge_cells(self.plugged, self.centroids)
+        body = {"cells": [list(cell) for cell in cells], "centroids": self._store_centroids(self.centroids).to_json()}
+        if self.plugged.served is not served:  # a delta lost whose changes it holds
+            body["filter"] = self.writer.put("filter", lambda path: save_filter(self.plugged, path)).to_json()
+        self.writer.commit("purged", body)
         return cells
 
     def _refused(self, step: str, requests: _Requests, error: HarmError) -> Outcome:
@@ -251,6 +253,7 @@ class RequestDesk:
             **contact_facts(report),
             "centroids_used": report.centroids_used,
             "erasure": report.erasure,
+            "delta": report.delta,
             "notes": list(report.notes),
             "forced": list(report.forced),
             "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},
@@ -287,18 +290,18 @@ class RequestDesk:
 
 
 def described_requests(state: State, new: Sequence[NewRequest]) -> list[dict[str, Any]]:
-    """The new requests as the journal holds them; an open or waiting one keeps its id and its reference."""
-    known = (*state.open, *state.waiting)
-    references = {request.forget: request.reference for request in known}
-    ids: dict[Forget, str] = {request.forget: request.id for request in known}
+    """The new requests as the journal holds them; an open, waiting or queued one keeps its id and its reference."""
+    known = (*state.open, *state.waiting, *state.queued)
+    references = {request.forget.as_named: request.reference for request in known}
+    ids: dict[Forget, str] = {request.forget.as_named: request.id for request in known}
     for request in new:
-        ids.setdefault(request.forget, state.next_id(len(ids) - len(references)))
+        ids.setdefault(request.forget.as_named, state.next_id(len(ids) - len(references)))
     return [
         {
-            "id": ids[request.forget],
-            "reference": request.reference or references.get(request.forget),
+            "id": ids[request.forget.as_named],
+            "reference": request.reference or references.get(request.forget.as_named),
             "kind": request.forget.kind,
-            "forget": request.forget.to_json(),
+            "forget": request.forget.queued_json(),
             "digest": request.forget.digest,
             "rows": dict(request.rows),
         }

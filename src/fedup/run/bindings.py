@@ -50,7 +50,7 @@ class RunBindings:
         if own is not None and (own.by, own.identity) != (self.by, identity):
             raise DataError(
                 f"client {client} is bound to another {own.by} in this run folder; if it is the same client, release "
-                f"the number with RunServer.release({client})"
+                f"the number with `fedup release {client}` or RunServer.release({client})"
             )
         if self._clients.get(identity, client) != client:
             raise DataError(f"it was client {self._clients[identity]} before, and says now that it is {client}")

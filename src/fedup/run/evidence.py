@@ -9,7 +9,9 @@ from typing import Any
 import fedup
 from fedup.files import write_text
 from fedup.page import render
-from fedup.run.evidence_exact import last_claim, of_head
+from fedup.run.bases import weights_in_words
+from fedup.run.evidence_exact import added_later, last_claim, of_head
+from fedup.run.evidence_finished import not_claimed_of_finished, of_finished
 from fedup.run.evidence_page import page_content
 from fedup.run.folder import Run
 from fedup.run.in_words import client_in_words
@@ -32,6 +34,10 @@ _WAITING = (
     "later rounds of training. It has too few rows to be answered alone, and is answered with others as soon as they "
     "are enough."
 )
+_QUEUED = (
+    "The request is queued: no filter answers it, and the model knows the rows as it did before. They are left out of "
+    "later rounds of training. The server that reaches the clients answers it."
+)
 _UNCHANGED = (
     "The original model was never changed: its weights have the fingerprint given below, and with the filter taken out "
     "it answers bit for bit as before."
@@ -44,6 +50,11 @@ _ERASED = (
     "The filter has an eraser, which was made from sums and second moments of the features of the rows named above "
     "and contains the difference between their mean and that of retained rows: its file is marked "
     "derived_from_forgotten. It holds means of at least 20 rows, no single one."
+)
+_CHANGED = (
+    "The filter has a delta, a small change of weights, which clients fitted to the rows named above so that their "
+    "losses are those of rows never trained on: its file is marked derived_from_forgotten. Whoever has both the model "
+    "and the filter could learn something of these rows from it."
 )
 _REMAPPED = "The filter was fitted with centroids of the forgotten class under other labels (class policy `remap`)."
 NOT_CLAIMED = (
@@ -70,7 +81,7 @@ def build_evidence(run: Run, state: State, name: str) -> dict[str, Any]:
     request = state.request(name)
     for record in state.files:
         run.files.path(record)
-    event, asked, serving = request.asked_in, request.entry, _serving(state, request)
+    event, asked, serving = request.answered_in, request.entry, _serving(state, request)
     body = event.body
     answered, in_force = [entry["id"] for entry in body["requests"]], serving.body["active"] if serving else []
     named = _named(request, asked["rows"], state.about)
@@ -88,23 +99,44 @@ def build_evidence(run: Run, state: State, name: str) -> dict[str, Any]:
         "forget_set": {"digest": asked["digest"], "rows": asked["rows"], **named},
         "federation": {key: value for key, value in state.about.items() if key != "class_names"},
         "class_names": list(state.about.get("class_names", ())),
-        "base": {"fingerprint": body["base"], "file": state.model.to_json() if state.model else None},
+        "base": _base(state, serving or event),
+        "weights": weights_in_words(state, request),
         "first_filter": None
-        if request.withheld or request.waiting
+        if request.withheld or "filter" not in body  # it waits, or is queued
         else {**body["filter"], "config": body["config"], "fitted_at": event.at},
         **_of_filter(state, request, serving),
+        "finished": None,
+        **(of_finished(state, request) if request.finished_in is not None else {}),
         "time_s": {stage: body["time_s"][stage] for stage in STAGES if stage in body["time_s"]},
         "contact": {
             **{name: body[name] for name in _CONTACT},
             "protection_of_the_cache": state.protection,
             "guarantee_of_the_cache": asdict(state.guarantee) if state.guarantee else None,
         },
+        "added": added_later(state),
         "machine": body.get("machine"),
         "trained_on": state.trained.body.get("machine") if state.trained else None,
         "notes": asked["notes"],
-        "not_claimed": list(last_claim(state)["not_claimed"] if state.is_exact else NOT_CLAIMED),
+        "not_claimed": _not_claimed(state, request),
         "journal": {"event": event.seq, "event_hash": event.hash, "head": state.head, "events": len(state.events)},
     }
+
+
+def _base(state: State, answer: Event) -> dict[str, Any]:
+    """The base that an answer holds for, and which one is served now; the file of one that was replaced is gone."""
+    own = answer.body["base"]
+    return {
+        "fingerprint": own,
+        "generation": state.generation_at(answer.seq),
+        "file": state.model.to_json() if state.model and own == state.base else None,
+        "served_now": {"fingerprint": state.base, "generation": state.generation},
+    }
+
+
+def _not_claimed(state: State, request: Request) -> list[str]:
+    if request.finished_in is not None:
+        return not_claimed_of_finished(state, NOT_CLAIMED)
+    return list(last_claim(state)["not_claimed"] if state.is_exact else NOT_CLAIMED)
 
 
 def _named(request: Request, rows: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +150,9 @@ def _named(request: Request, rows: Mapping[str, Any], about: Mapping[str, Any]) 
 def _of_filter(state: State, request: Request, serving: Event | None) -> dict[str, Any]:
     """The filter that the request is, or was last, in force under: its settings, figures and what is claimed of it."""
     if serving is None:
-        claimed = [*([_OPEN] if request.is_open else [_WAITING] if request.is_waiting else []), _UNCHANGED]
+        states = {_OPEN: request.is_open, _WAITING: request.is_waiting, _QUEUED: request.is_queued}
+        claimed = [*(text for text, holds in states.items() if holds), _UNCHANGED]
+        claimed += [f"The request was refused: {request.refusal}"] if request.refusal is not None else []
         names = ("claim", "filter", "accuracy", "restored_bit_identical", "retrained", "erasure")
         return {**dict.fromkeys(names), "class_recall": {}, "claimed": claimed}
     if state.is_exact:
@@ -126,7 +160,9 @@ def _of_filter(state: State, request: Request, serving: Event | None) -> dict[st
     body, figures, erasure = serving.body, serving.body["figures"], serving.body["erasure"]
     is_erased = erasure is not None and request.forget.digest in erasure["requests"]
     is_remapped = "class" in request.forget.kind and body["config"]["class_policy"] != "drop"
-    source = [_REMAPPED] if is_remapped else [] if is_erased else [_UNUSED]
+    is_changed = request.forget.digest in (body.get("delta") or {}).get("requests", ())
+    source = [_REMAPPED] if is_remapped else [] if is_erased or is_changed else [_UNUSED]
+    source = [*([_ERASED] if is_erased else []), *([_CHANGED] if is_changed else []), *source]
     return {
         "filter": {
             **body["filter"],
@@ -141,7 +177,7 @@ def _of_filter(state: State, request: Request, serving: Event | None) -> dict[st
         "retrained": _retrained(state, serving),
         "erasure": erasure if is_erased else None,
         "claim": {"kind": "suppressed", "sentence": _SUPPRESSED, "conditions": [], "totals": None, "accuracy": None},
-        "claimed": [_SUPPRESSED, *([_ERASED] if is_erased else []), *source, _UNCHANGED],
+        "claimed": [_SUPPRESSED, *source, _UNCHANGED],
     }
 
 
@@ -158,7 +194,7 @@ def write_evidence(evidence: Mapping[str, Any], folder: Path) -> list[Path]:
 def _serving(state: State, request: Request) -> Event | None:
     """The last answer that made a filter under which the request was in force; None where it never was."""
     for event in reversed(state.events):
-        if event.kind in ("unlearned", "restored") and request.id in event.body["active"]:
+        if event.kind in ("unlearned", "restored", "added", "continued") and request.id in event.body["active"]:
             new = event.body["requests"] if event.kind == "unlearned" else []
             if not new or not all(entry["withheld"] for entry in new):  # else what was served before still is
                 return event

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fedup.run.in_words import client_in_words
 from fedup.run.journal import Event
 from fedup.run.state import Request, State
 
@@ -20,6 +21,19 @@ def last_claim(state: State) -> Mapping[str, Any]:
     """What was claimed last: by an answer, a restoration or a purge."""
     claims = [event.body["claim"] for event in state.events if "claim" in event.body]
     return claims[-1] if claims else {"kind": "suppressed", "not_claimed": []}
+
+
+def added_later(state: State) -> list[dict[str, Any]]:
+    """Rows and clients that came after the head was learned: each changed the totals, too."""
+    events = [event for event in state.events if event.kind == "added"]
+    return [{"at": event.at, "in_words": _in_words(event), **event.body["added"]} for event in events]
+
+
+def _in_words(event: Event) -> str:
+    body, added = event.body, event.body["added"]
+    rows = f"{added['rows']:,} rows from {added['source']}" if "rows" in added else added["source"]
+    clients = ", ".join(client_in_words(own, added["client_names"]) for own in body["clients_contacted"])
+    return f"{rows}, of client {clients}; totals {body['claim']['totals']['after']}"
 
 
 def of_head(state: State, request: Request, serving: Event) -> dict[str, Any]:

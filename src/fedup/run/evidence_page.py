@@ -47,6 +47,7 @@ def page_content(evidence: Evidence) -> dict[str, Any]:
         "machine_in_words": machine_in_words,
         "named": forget_set(Forget.from_json(request["forget"]), class_names=names, client_names=clients, most=None),
         "sentence": _sentence(evidence),
+        "compared": _compared(evidence["finished"]),
         "claim_accuracy": _claim_accuracy(evidence["claim"]),
         "contacted": ids(evidence["contact"]["clients_contacted"], None, names=clients),
         "counting": ids(evidence["contact"]["clients_counting"], None, names=clients),
@@ -70,6 +71,8 @@ def _sentence(evidence: Evidence) -> str:
     request, verdict = evidence["request"], evidence["verdict"]
     if request["restored_at"]:
         return "The request was taken back and has no effect any more."
+    if evidence["finished"]:
+        return "The model was trained anew without the data named in the request: its weights never saw them."
     claim, data = evidence["claim"], "the class" if request["kind"] == "class" else "the data named in the request"
     if claim and claim["kind"] != "suppressed":
         kept = "" if claim["kind"] == "exact" else " Statistics of the rows are still kept, to restore them."
@@ -87,6 +90,14 @@ def _claim_accuracy(claim: Mapping[str, Any] | None) -> list[tuple[str, list[flo
     """Accuracies before and after, by part of the data."""
     measured = (claim or {}).get("accuracy") or {"before": {}, "after": {}}
     return [(part, [measured["before"][part], value]) for part, value in measured["after"].items()]
+
+
+def _compared(finished: Mapping[str, Any] | None) -> list[tuple[str, list[float]]]:
+    """The model before, under its filter, and the one trained without the rows, on retained validation rows."""
+    if not finished:
+        return []
+    scores = [finished["compared"][name]["validation"] for name in ("served", "candidate")]
+    return [("validation rows that stay", scores)] if None not in scores else []
 
 
 def _of_retrain(evidence: Evidence) -> float | None:

@@ -4,6 +4,7 @@
 - `files/`: model, centroids and filter, named by their content
 - `code/`: the user's own files that make data set and model, as they were at training
 - `lock`: held by the one writer
+- `training/`, `retrain.lock`: rounds of a training that goes on beside the served base, and who trains
 - `subjects.key`: the key of persons, where the data name them and no other file was given
 - `evidence/`: pages written by `fedup evidence`
 """
@@ -19,8 +20,9 @@ from fedup.errors import ArtifactError, MissingRunError, SettingError
 from fedup.files import explained, replacing
 from fedup.run.journal import Event, Journal, is_unfinished
 from fedup.run.lock import held, holder
-from fedup.run.state import FileRecord, State, state_of
+from fedup.run.state import FileRecord, State, after, changed_by, state_of
 from fedup.run.store import FileStore, hash_of
+from fedup.run.training_files import sweep_training
 
 _OURS = ("run.sqlite", "run.sqlite-journal", "files", "lock", "code")  # what a killed creation may leave
 _PRIVATE = 0o700  # centroids are private data
@@ -75,6 +77,13 @@ class Run:
             )
         return path
 
+    def keep_code(self, source: Path) -> dict[str, str]:
+        """Copy a Python file of the user into the folder; it counts once an event names its record."""
+        record, content = _read_code(source)
+        with replacing(self.code_path / record["name"]) as partial:
+            partial.write_bytes(content)
+        return record
+
     def start(
         self,
         about: Mapping[str, Any],
@@ -91,6 +100,8 @@ class Run:
         copies = {name: _read_code(source) for name, source in (code or {}).items()}
         about = {**about, "code": {name: record for name, (record, _) in copies.items()}} if copies else about
         self._check_free()
+        if not restart and self._is_made_for(about):  # to open a folder takes no lock
+            return
         with explained(f"make the folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
             self.files.folder.mkdir(exist_ok=True, mode=_PRIVATE)
@@ -109,6 +120,14 @@ class Run:
                         with replacing(self.code_path / record["name"]) as partial:
                             partial.write_bytes(content)
                     journal.append("created", {"about": about})
+
+    def _is_made_for(self, about: Mapping[str, Any]) -> bool:
+        """Whether the folder exists and holds what `about` describes."""
+        if is_unfinished(self.journal_path):
+            return False
+        with closing(Journal(self.journal_path)) as journal:
+            state = state_of(journal.events())
+        return bool(state.events) and not _differences(state, about)
 
     def _check_nothing_lost(self) -> None:
         """Refuse where a new journal would remove the files of a lost one as leftovers."""
@@ -156,6 +175,8 @@ def _read_code(source: Path) -> tuple[dict[str, str], bytes]:
 
 def _differences(state: State, about: Mapping[str, Any]) -> list[str]:
     wanted = json.loads(json.dumps(about))
+    if any(event.kind == "added" for event in state.events):  # clients that joined have names since
+        wanted["client_names"] = state.about.get("client_names")
     return [
         f"{key} is {_shown(state.about.get(key))} there and {_shown(wanted.get(key))} here"
         for key in sorted({*state.about, *wanted})
@@ -182,9 +203,9 @@ class Writer:
     def commit(self, kind: str, body: Mapping[str, Any]) -> Event:
         """Append an event, and then remove the files that it superseded."""
         trial = Event(len(self.state.events) + 1, "", kind, json.loads(json.dumps(body)), "")
-        self._check_there(state_of([*self.state.events, trial]))  # never write what cannot be read back
+        self._check_there(changed_by(self.state, trial))  # never write what cannot be read back
         event = self._journal.append(kind, body)
-        self.state = state_of([*self.state.events, event])
+        self.state = after(self.state, event)
         self.sweep()
         return event
 
@@ -192,6 +213,7 @@ class Writer:
         """Remove files that the folder no longer needs."""
         self._check_there(self.state)
         self.run.files.sweep(self.state.files, training=self.state.trained is None)
+        sweep_training(self.run.path, self.state)
         with explained(f"remove leftovers in {self.run.path}"):
             for partial in (self.run.path / "evidence").glob(".*.partial"):
                 partial.unlink()

@@ -1,19 +1,20 @@
 """The ledger of a run folder: charges and budgets are events of its journal, whose chain shows every edit."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from fedup.errors import RequestError
 from fedup.privacy.ledger import Budget, Charge, Ledger
+from fedup.run.charges import charges_in, event_of
 from fedup.run.folder import Writer
 from fedup.run.state import State
 
 
 def ledger_of(state: State) -> Ledger:
     """What the folder's clients have spent and may spend; for readers."""
-    charges = [Charge(**event.body) for event in state.events if event.kind in ("charged", "corrected")]
+    charges = [charge for event in state.events for charge in charges_in(event)]
     budgets: dict[int | None, Budget] = {
         client: Budget(**event.body["budget"])
         for event in state.events
@@ -24,15 +25,15 @@ def ledger_of(state: State) -> Ledger:
 
 
 class RunLedger(Ledger):
-    """The same for the one writer: a charge is on disk before its release is made."""
+    """The same for the one writer: a charge is on disk before its release is made, or used where another made it."""
 
     def __init__(self, writer: Writer) -> None:
         known = ledger_of(writer.state)
         super().__init__(known.charges, known.budgets)
         self._writer = writer
 
-    def _record(self, charge: Charge) -> None:
-        self._writer.commit("corrected" if charge.correction else "charged", asdict(charge))
+    def _record(self, charges: Sequence[Charge]) -> None:
+        self._writer.commit(*event_of(charges))
 
 
 def set_budget(writer: Writer, budget: Budget, clients: Collection[int]) -> None:
@@ -49,8 +50,11 @@ def describe_ledger(state: State) -> list[dict[str, Any]]:
     ledger, accounts = ledger_of(state), []
     releases = [release for event in state.events for release in event.body.get("releases", ())]
     unprotected = Counter(release["client"] for release in releases if release["guarantee"] is None)
+    by_client: dict[int, list[Charge]] = {}
+    for charge in ledger.charges:
+        by_client.setdefault(charge.client, []).append(charge)
     for client in ledger.clients:
-        budget, own = ledger.budget(client), [charge for charge in ledger.charges if charge.client == client]
+        budget, own = ledger.budget(client), by_client.get(client, [])
         delta = budget.delta if budget else Budget.delta
         accounts.append(
             {
@@ -71,4 +75,4 @@ def describe_ledger(state: State) -> list[dict[str, Any]]:
 
 def describe_charges(state: State) -> list[dict[str, Any]]:
     """Every charge with its time, in the order of the journal."""
-    return [{"at": event.at, **event.body} for event in state.events if event.kind in ("charged", "corrected")]
+    return [{"at": event.at, **asdict(charge)} for event in state.events for charge in charges_in(event)]

@@ -68,7 +68,7 @@ def check_return(state: State, store: Centroids, restored: Sequence[Request]) ->
     cells = returning_too_few(store, union(request.forget for request in staying)) if staying else []
     if not cells:
         return
-    with_it = [own["id"] for request in restored for own in request.asked_in.body["requests"]]
+    with_it = [own["id"] for request in restored for own in request.answered_in.body["requests"]]
     together = sorted({*with_it, *ids} & {request.id for request in state.active}, key=lambda name: int(name[1:]))
     advice = f"Take back together what was answered together: {', '.join(together)}" if set(together) > ids else ""
     raise RequestError(

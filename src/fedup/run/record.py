@@ -29,7 +29,14 @@ def keep_model(writer: Writer, model: nn.Module, facts: Mapping[str, Any]) -> di
 
 def keep_centroids(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Store the clients' cells, with what each client released. Returns the event's body."""
-    body = {
+    body = collection(writer, store, facts)
+    writer.commit("collected", body)
+    return body
+
+
+def collection(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The file of the clients' cells, and what an event notes of them."""
+    return {
         "centroids": writer.put("centroids", lambda path: save_centroids(store, path)).to_json(),
         "how": asdict(store.how),
         "rows": store.num_rows,
@@ -43,5 +50,3 @@ def keep_centroids(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -
         **store.facts,
         **facts,
     }
-    writer.commit("collected", body)
-    return body

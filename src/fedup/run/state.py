@@ -6,9 +6,14 @@ from typing import Any
 
 from fedup.errors import ArtifactError, RequestError
 from fedup.privacy.guarantee import DP
-from fedup.privacy.ledger import Budget, Charge
+from fedup.privacy.ledger import Budget
 from fedup.request import Forget, union
+from fedup.run.charges import charges_in
+from fedup.run.history import History
 from fedup.run.journal import GENESIS, Event
+
+NEW_BASE = ("continued", "retrained")  # kinds of events that put another base in place
+_STORED = ("centroids", "filter")  # what belongs to a base
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,9 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Request:
-    """A request that came in: in force, waiting for others, open (no filter answers it, its rows are left out), or
-    taken back."""
+    """A request that came in: in force, waiting for others, open (no filter answers it, its rows are left out), queued
+    for the server that reaches the clients, refused by it, taken back, or finished (the model was trained without it).
+    """
 
     id: str
     forget: Forget
@@ -42,22 +48,45 @@ class Request:
     withheld: bool = False
     waiting: bool = False
     waited_since: str | None = None  # when it first had to wait
+    queued: bool = False
+    postponed: str | None = None  # why the server could not answer it yet (run.queue)
+    refusal: str | None = None  # why the server does not answer it
+    followed_in: Event | None = None  # answered again for a later base
+    finished_in: Event | None = None  # the base was trained anew without it
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether it is neither taken back, nor refused, nor finished."""
+        return self.restored_in is None and self.refusal is None and self.finished_in is None
 
     @property
     def is_active(self) -> bool:
-        return self.restored_in is None and not self.withheld and not self.waiting
+        return self.is_standing and not (self.withheld or self.waiting or self.queued)
 
     @property
     def is_open(self) -> bool:
-        return self.restored_in is None and self.withheld
+        return self.is_standing and self.withheld
 
     @property
     def is_waiting(self) -> bool:
-        return self.restored_in is None and self.waiting
+        return self.is_standing and self.waiting
+
+    @property
+    def answered_in(self) -> Event:
+        """The last event that answered it by name."""
+        return self.followed_in or self.asked_in
+
+    @property
+    def is_queued(self) -> bool:
+        return self.is_standing and self.queued
 
     @property
     def status(self) -> str:
         """In words."""
+        if self.finished_in is not None:
+            return "finished"
+        if self.refusal is not None or self.is_queued:
+            return "refused" if self.refusal is not None else "queued, no filter"
         if self.is_waiting:
             return "waits, no filter"
         return "in force" if self.is_active else "open, no filter" if self.is_open else "taken back"
@@ -65,7 +94,7 @@ class Request:
     @property
     def entry(self) -> Mapping[str, Any]:
         """What the event that answered it noted of it alone."""
-        entry: Mapping[str, Any] = next(own for own in self.asked_in.body["requests"] if own["id"] == self.id)
+        entry: Mapping[str, Any] = next(own for own in self.answered_in.body["requests"] if own["id"] == self.id)
         return entry
 
     def to_json(self) -> dict[str, Any]:
@@ -75,11 +104,12 @@ class Request:
             "reference": self.reference,
             "kind": self.forget.kind,
             "reason": self.forget.reason,
-            "forget": self.forget.to_json(),
+            "forget": self.forget.queued_json(),
             "asked_at": self.waited_since or self.asked_in.at,
             "waited": self.waited_since is not None,
             "status": self.status,
             "restored_at": self.restored_in.at if self.restored_in else None,
+            "finished_at": self.finished_in.at if self.finished_in else None,
         }
 
 
@@ -94,7 +124,7 @@ class State:
     centroids: FileRecord | None = None
     filter: FileRecord | None = None
     requests: tuple[Request, ...] = ()
-    events: tuple[Event, ...] = ()
+    events: History = field(default_factory=History)
 
     @property
     def head(self) -> str:
@@ -105,6 +135,21 @@ class State:
     def base(self) -> str:
         """Fingerprint of the model."""
         return str(self.trained.body["fingerprint"]) if self.trained else ""
+
+    @property
+    def generation(self) -> int:
+        """Which base is served: 1 as first trained, one more with each that took its place."""
+        return self.generation_at(len(self.events))
+
+    def generation_at(self, seq: int) -> int:
+        """Which base was served after the event of that number."""
+        return 1 + sum(event.kind in NEW_BASE for event in self.events[:seq])
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of training behind the base, those after the recipe's included."""
+        more = (int(event.body["more_rounds"]) for event in self.events if event.kind == "continued")
+        return int(self.about.get("rounds", 0)) + sum(more)
 
     @property
     def is_exact(self) -> bool:
@@ -127,9 +172,19 @@ class State:
         return tuple(request for request in self.requests if request.is_waiting)
 
     @property
+    def queued(self) -> tuple[Request, ...]:
+        """Requests that wait for a server that reaches the clients, in the order in which they came."""
+        return tuple(request for request in self.requests if request.is_queued)
+
+    @property
+    def finished(self) -> tuple[Request, ...]:
+        """Requests that the model was trained without: their rows are never used again."""
+        return tuple(request for request in self.requests if request.finished_in is not None)
+
+    @property
     def left_out(self) -> Forget:
-        """What is no longer trained on: all requests in force, open and waiting."""
-        return union(request.forget for request in (*self.active, *self.open, *self.waiting))
+        """What is no longer trained on: all requests in force, open, waiting and queued."""
+        return union(request.forget for request in (*self.active, *self.open, *self.waiting, *self.queued))
 
     @property
     def forgets(self) -> frozenset[Forget]:
@@ -178,7 +233,7 @@ class State:
             others = [own.id for own in self.requests if own.forget.subject_tags & forget.subject_tags]
             hint = f" {', '.join(others)} names others, too: name it by its id." if others else ""
             raise RequestError(f"There is no request to {forget} alone in this folder.{hint} Nothing was changed.")
-        return max(matches, key=lambda request: (request.restored_in is None, int(request.id[1:])))
+        return max(matches, key=lambda request: (request.is_standing, int(request.id[1:])))
 
     def next_id(self, after: int = 0) -> str:
         """The id of the request to come."""
@@ -187,16 +242,26 @@ class State:
 
 def state_of(events: Iterable[Event]) -> State:
     """The state that these events lead to."""
-    state, events = State(), tuple(events)
+    state = State()
     for event in events:
-        try:
-            state = _after(state, event)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ArtifactError(
-                f"Event {event.seq} ({event.kind}) cannot be understood: {error!r}. Another version of fedup wrote it; "
-                "use that one, or train and collect into a new folder."
-            ) from error
-    return replace(state, events=events)
+        state = after(state, event)
+    return state
+
+
+def after(state: State, event: Event) -> State:
+    """The state after one event more: what is before it is not folded again."""
+    return replace(changed_by(state, event), events=state.events.plus(event))
+
+
+def changed_by(state: State, event: Event) -> State:
+    """What an event makes of a state, without a note of the event itself."""
+    try:
+        return _after(state, event)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise ArtifactError(
+            f"Event {event.seq} ({event.kind}) cannot be understood: {error!r}. Another version of fedup wrote it; "
+            "use that one, or train and collect into a new folder."
+        ) from error
 
 
 def _after(state: State, event: Event) -> State:
@@ -210,19 +275,34 @@ def _after(state: State, event: Event) -> State:
             return replace(state, trained=event, model=model, filter=served)
         case "collected" | "purged":
             collected = event if event.kind == "collected" else state.collected
-            return replace(state, collected=collected, centroids=FileRecord(**body["centroids"]))
+            served = FileRecord(**body["filter"]) if body.get("filter") else state.filter
+            return replace(state, collected=collected, centroids=FileRecord(**body["centroids"]), filter=served)
         case "unlearned" | "restored":
             requests = _with_new(state, event) if event.kind == "unlearned" else _with_restored(state, event)
             centroids = FileRecord(**body["centroids"]) if body["centroids"] is not None else state.centroids
             served = None if body["filter"] is None else FileRecord(**body["filter"])
             return replace(state, requests=requests, centroids=centroids, filter=served)
+        case "added":  # rows or clients that came later (run.head_desk)
+            names = body["added"]["client_names"]
+            about = {**state.about, "client_names": list(names)} if names else state.about
+            statistics, served = FileRecord(**body["centroids"]), FileRecord(**body["filter"])
+            return replace(state, about=about, centroids=statistics, filter=served)
+        case "continued" | "retrained":  # a new base (run.new_base)
+            return _with_new_base(state, event)
         case "waiting":
             return replace(state, requests=_with_new(state, event, waiting=True))
         case "withdrawn":  # requests that waited
             return replace(state, requests=_with_restored(state, event))
-        case "charged" | "corrected":  # a release under DP, or what a client's own account has beyond it (run.ledger)
-            if Charge(**body).correction != (event.kind == "corrected"):
-                raise ValueError("a charge under the name of a correction, or the other way round")
+        case "queued":
+            return replace(state, requests=_with_new(state, event, queued=True))
+        case "postponed" | "refused":
+            return replace(state, requests=_with_reason(state, event.kind, body["requests"], body["why"]))
+        case "declined":  # a filter not put in force; queued requests are refused with it
+            ids = [own["id"] for own in body["declined"] if isinstance(own, dict)]
+            return replace(state, requests=_with_reason(state, "refused", ids, body.get("why", "")))
+        case "charged" | "corrected" | "booked":  # releases under DP, or what clients' own accounts have beyond them
+            for _ in charges_in(event):
+                pass
         case "budgeted":  # what clients may spend
             Budget(**body["budget"])
             _ = [int(client) for client in body["clients"]]
@@ -230,20 +310,21 @@ def _after(state: State, event: Event) -> State:
             _ = [(int(own["client"]), str(own["identity"])) for own in body["bindings"]]
         case "released":
             _ = [int(client) for client in body["clients"]]
-        case "declined" | "evaluated" | "evidenced":  # a filter not put in force, Retrain's figures, pages
+        case "evaluated" | "evidenced":  # Retrain's figures, pages
             pass
         case unknown:
             raise KeyError(unknown)
     return state
 
 
-def _with_new(state: State, event: Event, *, waiting: bool = False) -> tuple[Request, ...]:
-    """All requests in the order of their ids: new ones, and open or waiting ones that were asked again."""
+def _with_new(state: State, event: Event, *, waiting: bool = False, queued: bool = False) -> tuple[Request, ...]:
+    """All requests in the order of their ids: new ones, and open, waiting or queued ones that were asked again."""
     requests = {request.id: request for request in state.requests}
     for asked in event.body["requests"]:
         forget, name = Forget.from_json(asked["forget"]), asked["id"]
-        since = requests[name].waited_since if name in requests else event.at if waiting else None
-        about: dict[str, Any] = {"withheld": asked["withheld"], "waiting": waiting, "waited_since": since}
+        since = requests[name].waited_since if name in requests else event.at if waiting or queued else None
+        about: dict[str, Any] = {"withheld": asked["withheld"], "waiting": waiting, "queued": queued}
+        about["waited_since"] = since
         requests[name] = Request(name, forget, asked["reference"], event, **about)
     return tuple(sorted(requests.values(), key=lambda request: int(request.id[1:])))
 
@@ -251,3 +332,30 @@ def _with_new(state: State, event: Event, *, waiting: bool = False) -> tuple[Req
 def _with_restored(state: State, event: Event) -> tuple[Request, ...]:
     ids = set(event.body["requests"])
     return tuple(replace(request, restored_in=event) if request.id in ids else request for request in state.requests)
+
+
+def _with_reason(state: State, kind: str, ids: Iterable[str], why: str) -> tuple[Request, ...]:
+    """All requests; of those that are queued under these ids, why they are postponed or refused."""
+    named = set(ids)
+    change: dict[str, Any] = {"postponed": why} if kind == "postponed" else {"refusal": why, "queued": False}
+    return tuple(
+        replace(request, **change) if request.id in named and request.is_queued else request
+        for request in state.requests
+    )
+
+
+def _with_new_base(state: State, event: Event) -> State:
+    """Another model in place of the one before, whose statistics and filter go with it."""
+    body, known = event.body, {request.id: request for request in state.requests}
+    trained, model = replace(event, body=body["trained"]), FileRecord(**body["trained"]["model"])
+    if event.kind == "retrained":
+        known |= {name: replace(known[name], finished_in=event) for name in body["requests"]}
+    else:  # requests were answered anew
+        for entry in body["requests"]:
+            known[entry["id"]] = replace(known[entry["id"]], followed_in=event, withheld=entry["withheld"])
+    collected = replace(event, body=body["collected"]) if body["collected"] is not None else None
+    centroids, served = (FileRecord(**body[name]) if body[name] is not None else None for name in _STORED)
+    requests = tuple(known.values())
+    return replace(
+        state, trained=trained, model=model, collected=collected, centroids=centroids, filter=served, requests=requests
+    )

@@ -7,12 +7,15 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from fedup.run.bases import weights_in_words
 from fedup.run.bindings import describe_bindings
 from fedup.run.evidence_exact import last_claim
 from fedup.run.folder import Run
 from fedup.run.journal import Event
 from fedup.run.ledger import describe_ledger, ledger_of
+from fedup.run.queue import describe_queue
 from fedup.run.state import Request, State
+from fedup.run.training_files import checkpoints, training_holder
 
 
 def overview(run: Run, state: State) -> dict[str, Any]:
@@ -29,10 +32,14 @@ def overview(run: Run, state: State) -> dict[str, Any]:
         "guarantee": asdict(state.guarantee) if state.guarantee else None,
         "filter": None if state.filter is None else {"id": state.filter.id, **state.filter.to_json()},
         "claim": last_claim(state)["kind"] if state.is_exact and state.active else None,
+        "base": {"generation": state.generation, "fingerprint": state.base, "rounds": state.rounds},
+        "training": _training(run, state),
         "in_force": [request.id for request in state.active],
         "open": [request.id for request in state.open],
         "waiting": [request.id for request in state.waiting],
-        "requests": [_request(request) for request in state.requests],
+        **describe_queue(run, state),
+        "finished": [request.id for request in state.finished],
+        "requests": [_request(state, request) for request in state.requests],
         "declined": [_event(event, "step", "why") for event in state.events if event.kind == "declined"],
         "nodes": describe_bindings(state),
         "ledger": describe_ledger(state),
@@ -56,10 +63,21 @@ def request_releases(state: State) -> dict[int, dict[str, int]]:
     return sent
 
 
-def _request(request: Request) -> dict[str, Any]:
+def _training(run: Run, state: State) -> dict[str, Any] | None:
+    """A training beside the served base that is not over: which, how many rounds are done, and who trains now."""
+    for path, command in checkpoints(run.path, state).items():
+        if path.exists():
+            done, who = int(peek(path).get("rounds", 0)), training_holder(run.path)
+            return {"command": command, "rounds_done": done, "written_by": who}
+    return None
+
+
+def _request(state: State, request: Request) -> dict[str, Any]:
     body, entry = request.asked_in.body, request.entry
     return {
         **request.to_json(),
+        "weights": weights_in_words(state, request),
+        "base": state.generation_at(request.answered_in.seq),
         "verdict": entry["verdict"]["finding"] if entry["verdict"] else None,
         "rows": entry["rows"].get("count"),
         "time_s": sum(body["time_s"].values()),

@@ -11,7 +11,9 @@ from fedup.errors import FedUPError, MissingRunError, NoArchitectureError
 from fedup.models.cut import logits_of
 from fedup.models.views import fingerprint
 from fedup.privacy.guarantee import DP
-from fedup.run.exact import check_head
+from fedup.request import union
+from fedup.run.charges import CHARGING, charges_in
+from fedup.run.exact import check_head, is_cohort
 from fedup.run.folder import Run
 from fedup.run.journal import Event
 from fedup.run.ledger import describe_ledger
@@ -20,6 +22,7 @@ from fedup.run.state import State
 from fedup.run.store import hash_of
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import Centroids
+from fedup.unlearning.bottleneck_fit import names_cell
 
 _SHORTEST_HEAD = 8
 _Blank = Callable[[State], nn.Module]  # a model without its weights
@@ -82,21 +85,24 @@ def _model_checks(run: Run, state: State, blank: _Blank, probe: _Probe) -> Itera
     """Model, centroids and filter fit each other, and restoring gives the model's own answers."""
     if state.is_exact and state.trained is not None:
         yield _attempt("head", lambda: check_head(run, state, blank(state)))
-        yield _attempt("statistics", lambda: _check_centroids(load_store(run, state), state))
+        if not is_cohort(state):
+            yield _attempt("statistics", lambda: _check_centroids(load_store(run, state), state))
         return
     if state.model is None:
         return
-    yield _attempt("model", lambda: f"fingerprint {fingerprint(load_base(run, state, blank(state)))}")
+    yield _attempt("model", lambda: f"fingerprint {fingerprint(load_base(run, state, blank(state)))}{_which(state)}")
     if state.centroids is not None:
         yield _attempt("centroids", lambda: _check_centroids(load_store(run, state), state))
-    yield _attempt("filter", lambda: _describe_filter(load_plugged(run, state, blank(state))))
+    if state.finished:
+        yield _attempt("finished", lambda: _check_finished(run, state))
+    yield _attempt("filter", lambda: _describe_filter(load_plugged(run, state, blank(state)), state))
     if state.filter is not None:
         yield _attempt("restore", lambda: _check_restore(run, state, blank, probe))
 
 
 def _record_checks(run: Run, state: State) -> Iterator[Check]:
     """Charges, evidence pages, and files that no event names."""
-    if any(event.kind in ("charged", "corrected") or _under_dp(event) for event in state.events):
+    if any(event.kind in CHARGING or _under_dp(event) for event in state.events):
         yield _attempt("ledger", lambda: _check_ledger(state))
     pages = (event.body["files"] for event in state.events if event.kind == "evidenced")
     for name, sha256 in dict(file for files in pages for file in files.items()).items():  # as they were last written
@@ -120,9 +126,9 @@ def _check_ledger(state: State) -> str:
     """Every release under a guarantee was charged to its client, by its own name, at its full cost."""
     charged: dict[tuple[int, str], float] = {}
     for event in state.events:
-        if event.kind == "charged":
-            paid = event.body["mu"] ** 2 + event.body["covered"]
-            charged[event.body["client"], event.body["release"]] = paid
+        for charge in charges_in(event):
+            if not charge.correction:
+                charged[charge.client, charge.release] = charge.mu**2 + charge.covered
         for sent in event.body.get("releases", ()):
             if sent["guarantee"] is None:
                 continue
@@ -136,10 +142,27 @@ def _check_ledger(state: State) -> str:
     return f"every release charged; the most is ε = {most['epsilon']:.4g} at δ = {most['delta']:g}{besides}"
 
 
-def _describe_filter(plugged: PluggedModel) -> str:
+def _describe_filter(plugged: PluggedModel, state: State) -> str:
     if plugged.served is None:
         return "none, and no request is in force"
-    return f"fitted for exactly the requests in force ({len(plugged.requests)}), base {plugged.base_fingerprint[:12]}"
+    fitted = f"fitted for exactly the requests in force ({len(plugged.requests)})"
+    return f"{fitted}{_which(state) or ', base'} {plugged.base_fingerprint[:12]}"
+
+
+def _which(state: State) -> str:
+    """Which base it is, where there was another before it."""
+    return f", base {state.generation}" if state.generation > 1 else ""
+
+
+def _check_finished(run: Run, state: State) -> str:
+    """Nothing in the folder is of requests that the model was trained without, as far as statistics can show it."""
+    names = ", ".join(request.id for request in state.finished)
+    if state.centroids is not None:
+        forget, store = union(request.forget for request in state.finished), load_store(run, state)
+        cells = [cell for cell in store.cells if names_cell(forget, cell) and int(store.counts[cell.slot].sum())]
+        if cells and store.targets == "classes":
+            raise FedUPError(f"{names} is finished, and {len(cells)} cells of the statistics are of its rows.")
+    return f"the base was trained without {names}, and no statistics are of them"
 
 
 def _check_centroids(store: Centroids, state: State) -> str:
@@ -175,6 +198,8 @@ def _check_restore(run: Run, state: State, blank: _Blank, probe: _Probe) -> str:
     unplugged = logits_of(plugged.unplug()(inputs))
     if not (torch.equal(restored, expected) and torch.equal(unplugged, expected)):
         raise FedUPError("Restored, the model does not answer as the original does.")
+    if torch.equal(filtered, expected) and all(request.forget.names_rows_only for request in state.active):
+        return f"bit-identical on {len(inputs)} inputs; so is the filter, which takes nothing of the samples away"
     if torch.equal(filtered, expected):
         raise FedUPError("With the filter the model answers as without it.")
     return f"bit-identical on {len(inputs)} inputs; with the filter the answers differ"

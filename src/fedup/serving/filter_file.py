@@ -11,11 +11,13 @@ from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError, FingerprintError, NotFittedError, RequestError
 from fedup.filters.bottleneck import Bottleneck, FilterConfig
 from fedup.filters.closed_form import ClosedForm, linear_head
+from fedup.filters.delta import Delta
 from fedup.filters.eraser import Eraser, PlacedEraser, load_eraser
 from fedup.request import Forget
 from fedup.serving.plugged import REQUEST_LOCK, PluggedModel, Served
 
 _ERASER = "eraser."  # prefix of the names of an eraser's weights
+_DELTA = "delta."  # and of those of a delta
 
 
 def save_filter(plugged: PluggedModel, path: str | Path) -> None:
@@ -39,6 +41,7 @@ def parts_of(served: Served) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "derived_from_forgotten": served.derived_from_forgotten,
         "erasure": None,
         "question": served.question,
+        "delta": None,
     }
     tensors = dict(served.filter.state_dict()) if served.filter is not None else {}
     if served.erasure is not None:
@@ -46,6 +49,9 @@ def parts_of(served: Served) -> tuple[dict[str, Tensor], dict[str, Any]]:
         described = {"cut": served.erasure.cut, "over": eraser.granularity, "channels": channels}
         header["erasure"] = described | {"about": dict(served.erasure.about)}
         tensors |= {f"{_ERASER}{name}": tensor for name, tensor in eraser.state_dict().items()}
+    if served.delta is not None:
+        changes, header["delta"] = served.delta.parts()
+        tensors |= {f"{_DELTA}{name}": tensor for name, tensor in changes.items()}
     return tensors, header
 
 
@@ -65,6 +71,8 @@ def load_filter(plugged: PluggedModel, path: str | Path) -> None:
         head = linear_head(plugged.base, plugged.cut)
         if served.filter.encoder.shape != head.weight.shape:
             raise ArtifactError(f"{path} holds a filter for another number of classes or features: it is damaged.")
+    if served.delta is not None and not served.delta.fits(plugged.base, plugged.cut):
+        raise ArtifactError(f"{path} holds a delta for other weights than this model has: it is damaged.")
     with REQUEST_LOCK:
         dropped = plugged.requests - served.requests
         if dropped:
@@ -80,11 +88,13 @@ def served_from(tensors: dict[str, Tensor], header: dict[str, Any]) -> Served:
     try:
         config = FilterConfig(**header["config"])
         erasure = _erasure(tensors, header["erasure"])
-        if header["derived_from_forgotten"] != (erasure is not None):
+        delta = _delta(tensors, header.get("delta"))
+        if header["derived_from_forgotten"] != (erasure is not None or delta is not None):
             raise ValueError("it does not say truly whether it was derived from forgotten rows")
-        fitted = _at_cut({n: t for n, t in tensors.items() if not n.startswith(_ERASER)}, header)
+        fitted = _at_cut({n: t for n, t in tensors.items() if not n.startswith((_ERASER, _DELTA))}, header)
         requests = frozenset(map(Forget.from_json, header["requests"]))
-        served = Served(fitted, requests, config, header["base"], header["cut"], erasure, header.get("question"))
+        question = header.get("question")
+        served = Served(fitted, requests, config, header["base"], header["cut"], erasure, question, delta)
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
         raise ArtifactError(
             f"lacks a part of a filter, or is of another version ({error}). Take a good copy of it, or answer the "
@@ -98,7 +108,7 @@ def served_from(tensors: dict[str, Tensor], header: dict[str, Any]) -> Served:
 def _at_cut(tensors: dict[str, Tensor], header: dict[str, Any]) -> Bottleneck | ClosedForm | None:
     if header.get("bound") is not None:
         return _closed_form(tensors, header["bound"])
-    if not tensors and header["nonnegative"] is None:  # an eraser alone
+    if not tensors and header["nonnegative"] is None:  # an eraser or a delta alone
         return None
     rank, width = tensors["encoder"].shape
     fitted = Bottleneck(width, rank, nonnegative=header["nonnegative"])
@@ -128,6 +138,15 @@ def _erasure(tensors: dict[str, Tensor], described: dict[str, Any] | None) -> Pl
     eraser = load_eraser(weights, described["over"])
     _check_fits(eraser, described)
     return PlacedEraser(described["cut"], eraser, described["about"])
+
+
+def _delta(tensors: dict[str, Tensor], described: dict[str, Any] | None) -> Delta | None:
+    changes = {name.removeprefix(_DELTA): tensor for name, tensor in tensors.items() if name.startswith(_DELTA)}
+    if described is None:
+        if changes:
+            raise ValueError("it has the weights of a delta and does not say of whom")
+        return None
+    return Delta.from_parts(changes, described)
 
 
 def _check_fits(eraser: Eraser, described: dict[str, Any]) -> None:

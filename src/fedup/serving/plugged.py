@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedup.errors import FingerprintError, NotFittedError, PlugError, StaleFilterError
 from fedup.filters.bottleneck import Bottleneck, Filter, FilterConfig
 from fedup.filters.closed_form import ClosedForm
+from fedup.filters.delta import Delta
 from fedup.filters.eraser import PlacedEraser
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint, shared_view, spot_check, tensors
@@ -27,7 +28,8 @@ _BLOCKS: ContextVar[tuple["_RestoredBlock", ...]] = ContextVar("restored", defau
 
 @dataclass(frozen=True)
 class Served:
-    """Fitted filters and their requests: a bottleneck at the cut, an eraser at any cut, or both."""
+    """Fitted filters and their requests: a bottleneck at the cut, an eraser at any cut, a delta of the weights before
+    the cut, or several of them."""
 
     filter: Bottleneck | ClosedForm | None
     requests: frozenset[Forget]
@@ -36,6 +38,7 @@ class Served:
     cut: str
     erasure: PlacedEraser | None = None
     question: str | None = None  # digest of the questions for the eraser, which are not asked twice
+    delta: Delta | None = None
 
     @property
     def placed(self) -> list[tuple[str, Filter]]:
@@ -46,7 +49,7 @@ class Served:
     @property
     def size_bytes(self) -> int:
         """Bytes of the filters' weights."""
-        return sum(fitted.size_bytes for _, fitted in self.placed)
+        return sum(fitted.size_bytes for _, fitted in self.placed) + (self.delta.size_bytes if self.delta else 0)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -55,8 +58,8 @@ class Served:
 
     @property
     def derived_from_forgotten(self) -> bool:
-        """Whether it contains statistics of forgotten rows, as every eraser does."""
-        return self.erasure is not None
+        """Whether it contains statistics of forgotten rows, as every eraser and every delta does."""
+        return self.erasure is not None or self.delta is not None
 
 
 _WALKS = ("parameters", "buffers", "named_parameters", "named_buffers", "named_modules", "modules")
@@ -83,10 +86,12 @@ class _AtCut:
 
 
 def filtered_view(model: nn.Module, served: Served | None) -> nn.Module:
-    """A view of a model with these filters at their cuts; None gives the plain model."""
+    """A view of a model with these filters at their cuts and changed weights; None gives the plain model."""
     view = shared_view(model, frozen=True)
-    if served is not None and not served.placed:
+    if served is not None and not served.placed and served.delta is None:
         raise PlugError("There is no filter in it: nothing would be forgotten.")
+    if served is not None and served.delta is not None:
+        served.delta.apply_to(view, served.cut)
     for cut, fitted in served.placed if served is not None else ():
         module, hooks = view.get_submodule(find_cut(view, cut)), _AtCut(fitted.to(next(tensors(model)).device))
         module.register_forward_pre_hook(hooks.before)

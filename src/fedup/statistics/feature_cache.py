@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class FeatureCache:
     values: Tensor | None = None  # (N, D) of 16 bits, or 32 where the grid is finer
     status: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8))  # (N,)
     about: dict[str, Any] = field(default_factory=dict)  # versions, device, shape and kind of the features
+    earlier: dict[int, str] = field(default_factory=dict)  # keys of the same inputs when there were so many rows
     _unsaved_since: float | None = field(default=None, repr=False)
 
     @classmethod
@@ -43,6 +45,7 @@ class FeatureCache:
             try:
                 cache.values, cache.status = tensors["values"], tensors["status"]
                 cache.key, cache.about = str(header["key"]), dict(header["about"])
+                cache.earlier = {int(rows): str(key) for rows, key in header.get("earlier", {}).items()}
                 fits = cache.values.ndim == 2 and cache.status.shape == (len(cache.values),)
             except (KeyError, TypeError) as error:
                 raise ArtifactError(f"{path} lacks a part of a feature cache ({error!r}). Delete it.") from error
@@ -63,13 +66,19 @@ class FeatureCache:
 
     def rows_of(self, rows: Tensor) -> int:
         """How many of these rows were computed."""
-        return int((self.status[rows.cpu()] != _NOT_YET).sum()) if len(self.status) else 0
+        return int(self.holds(rows).sum())
+
+    def holds(self, rows: Tensor) -> Tensor:
+        """Which of these rows were computed. (N,), bool"""
+        places, known = rows.cpu(), torch.cat([self.status, self.status.new_zeros(1)])
+        return (known[places.clamp(max=len(self.status))] != _NOT_YET).to(rows.device)
 
     def save(self) -> None:
         """Write the cache to its file, if it has one and something changed."""
         if self.path is not None and self.values is not None and self._unsaved_since is not None:
             tensors = {"values": self.values, "status": self.status}
-            save_tensors(self.path, tensors, kind=_KIND, header={"key": self.key, "about": self.about})
+            header = {"key": self.key, "about": self.about, "earlier": self.earlier}
+            save_tensors(self.path, tensors, kind=_KIND, header=header)
         self._unsaved_since = None
 
     def changed(self) -> None:
@@ -84,19 +93,47 @@ class FeatureCache:
         if self.path is not None:
             for partial in self.path.parent.glob(f".{self.path.name}.*.partial"):
                 partial.unlink(missing_ok=True)
-        if self.values is not None and len(rows):
-            self.values[rows.cpu()], self.status[rows.cpu()] = 0, _NOT_YET
+        if self.values is not None and len(rows := self._known(rows)):
+            self.values[rows], self.status[rows] = 0, _NOT_YET
             self.changed()
             self.save()
 
-    def check_key(self, key: str) -> None:
-        """Refuse features of another model, grid or data; an empty cache takes the key."""
-        if self.values is not None and self.key != key:
+    def fit_to(self, rows: int, key_of: Callable[[int], str]) -> None:
+        """Make the cache one of inputs with so many rows; `key_of` gives the key of the first of them.
+
+        Rows that came later are appended. Rows that are not there any more, because whoever added them was killed, are
+        dropped. Features of another model, grid or data are refused.
+        """
+        key = key_of(rows)
+        if self.values is None or self.key == key:
+            self.key = key
+            return
+        known = len(self.values)
+        if rows > known and key_of(known) == self.key:
+            self._resize(rows)
+            self.earlier[known] = self.key
+        elif self.earlier.get(rows) == key:
+            self._resize(rows)
+            self.earlier = {before: own for before, own in self.earlier.items() if before < rows}
+        else:
             raise DataError(
                 "These features were computed with another backbone, another grid or other rows. Use their own cache, "
                 "or a new one."
             )
         self.key = key
+        self.changed()
+
+    def _resize(self, rows: int) -> None:
+        assert self.values is not None
+        values, status = self.values.new_zeros(rows, self.values.shape[1]), self.status.new_zeros(rows)
+        both = min(rows, len(self.values))
+        values[:both], status[:both] = self.values[:both], self.status[:both]
+        self.values, self.status = values, status
+
+    def _known(self, rows: Tensor) -> Tensor:
+        """Those of the rows that the cache has a place for."""
+        rows = rows.cpu()
+        return rows[rows < len(self.status)]
 
 
 class CachedReader(FeatureReader):
@@ -105,14 +142,14 @@ class CachedReader(FeatureReader):
     def __init__(self, model: nn.Module, cut: str, cache: FeatureCache, config: MomentConfig, base: str) -> None:
         super().__init__(model, cut)
         self._cache, self._config, self._base = cache, config, base
-        self._content: tuple[Tensor, str] | None = None  # inputs, and the hash of them
+        self._content: tuple[Tensor, int, str] | None = None  # inputs, how many of them, and their hash
 
     def read(
         self, x: Tensor, rows: Tensor, *, wanted: Tensor | None = None, batch_size: int = FEATURE_BATCH
     ) -> Features:
         """As the cache has them: multiples of the step, which become the same integers again."""
         cache, chosen = self._cache, (rows if wanted is None else rows[wanted]).cpu()
-        cache.check_key(self._key(x))
+        cache.fit_to(len(x), lambda rows: self._key(x, rows))
         if cache.values is None or bool((cache.status[chosen] == _NOT_YET).any()):
             self._compute(x, rows, wanted)
         assert cache.values is not None
@@ -141,11 +178,11 @@ class CachedReader(FeatureReader):
         cache.status[place] = torch.where(beyond, _SHORTENED, _COMPUTED).to(torch.uint8).cpu()
         cache.changed()
 
-    def _key(self, x: Tensor) -> str:
-        if self._content is None or self._content[0] is not x:
-            self._content = x, digest_of("", [("x", x)])
+    def _key(self, x: Tensor, rows: int) -> str:
+        if self._content is None or self._content[0] is not x or self._content[1] != rows:
+            self._content = x, rows, digest_of("", [("x", x[:rows])])
         grid = f"{self._config.bound} {self._config.step}"
-        return hashlib.sha256(f"{self._base} {self.cut} {grid} {self._content[1]}".encode()).hexdigest()
+        return hashlib.sha256(f"{self._base} {self.cut} {grid} {self._content[2]}".encode()).hexdigest()
 
 
 def _machine(device: torch.device) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -14,6 +15,9 @@ ByClass = Literal["auto", "always", "never"]
 _EXACT = 2.0**52  # sums of integers below this are exact in double precision
 _LARGEST_TOTAL = 2**62  # of an entry of a total: 64 bits hold it, and the sum of two
 MOST_STEPS = 2**20  # steps of the grid within the bound, so that blocks of 4,096 rows are exact
+_NARROW = (
+    512  # features, up to which an index of the whole matrix is kept: clients' moments are unpacked by the thousand
+)
 VALUE_STEPS = 2**16  # steps of the grid of values within their bound
 
 
@@ -195,8 +199,12 @@ class IntegerMoments:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def check(self, config: MomentConfig) -> None:
-        """Raise where these are not the moments of any rows within the bound."""
+    def check(self, config: MomentConfig, *, products: bool = True) -> None:
+        """Raise where these are not the moments of any rows within the bound.
+
+        Without `products`, second moments are looked at for their size only: that is enough for a sum of moments each
+        of which was checked, and a factorisation is most of the work of a request.
+        """
         if bool((self.counts < 0).any()):
             raise DataError("a class has fewer than 0 rows")
         if self.rows > config.most_rows:
@@ -204,16 +212,23 @@ class IntegerMoments:
         counts, sums = self.counts.double(), self.sums.double()
         if bool((sums.norm(dim=1) > counts * config.limit * (1 + 1e-9)).any()):
             raise DataError("the sum of a class is longer than its rows can be")
-        dense = self.dense_second()
-        trace = float(dense.diagonal().sum())
+        places = torch.arange(self.width)
+        trace = float(self.second[places * (places + 3) // 2].double().sum())  # of the diagonal
         if trace > self.rows * config.limit**2 * (1 + 1e-9):
             raise DataError("second moments are larger than rows within the bound have")
+        if not products:
+            return
         held = counts > 0
         means = sums[held] / counts[held].sqrt()[:, None]
-        scatter = dense - means.T @ means  # within classes: positive semidefinite for real rows
+        scatter = self.lower_second().sub_(means.T @ means)  # within classes: positive semidefinite for real rows
         scatter.diagonal().add_(1e-9 * trace + 1e-3)
         if int(torch.linalg.cholesky_ex(scatter).info):
             raise DataError("second moments are not those of any rows with these sums")
+
+    def lower_second(self) -> Tensor:
+        """The lower triangle of the second moments, zeros above it. (D, D) in double precision"""
+        empty = torch.zeros(self.width, self.width, dtype=torch.float64)
+        return empty.masked_scatter_(_lower(self.width), self.second.double())
 
     def dense_second(self) -> Tensor:
         """The second moments as a full matrix. (D, D) in double precision"""
@@ -245,18 +260,34 @@ def second_moment(rows: Tensor, config: MomentConfig) -> Tensor:
 
 def packed(matrix: Tensor) -> Tensor:
     """The lower triangle of a symmetric matrix, row by row."""
-    return matrix.masked_select(_lower(len(matrix), matrix.device))
+    return matrix.masked_select(_lower(len(matrix)).to(matrix.device))
 
 
 def unpacked(triangle: Tensor, width: int) -> Tensor:
     """The symmetric matrix of a lower triangle, in double precision. (D, D)"""
+    if width <= _NARROW:
+        return triangle.double()[_places(width)]
     matrix = torch.zeros(width, width, dtype=torch.float64).masked_scatter_(_lower(width), triangle.double())
     return matrix + matrix.tril(-1).T
 
 
-def _lower(width: int, device: torch.device | None = None) -> Tensor:
+def diagonal_of(triangle: Tensor, width: int) -> Tensor:
+    """The diagonal of a symmetric matrix, from its lower triangle. (D,)"""
+    return triangle[torch.arange(1, width + 1).cumsum(0) - 1]
+
+
+@lru_cache(maxsize=2)
+def _places(width: int) -> Tensor:
+    """Where each entry of a symmetric matrix lies in its lower triangle. (D, D)"""
+    rows, columns = torch.arange(width)[:, None], torch.arange(width)[None]
+    low, high = torch.minimum(rows, columns), torch.maximum(rows, columns)
+    return high * (high + 1) // 2 + low
+
+
+@lru_cache(maxsize=2)
+def _lower(width: int) -> Tensor:
     """A mask of the lower triangle."""
-    return torch.ones(width, width, dtype=torch.bool, device=device).tril_()
+    return torch.ones(width, width, dtype=torch.bool).tril_()
 
 
 def retained_mask(groups: Tensor, left_out: Tensor, config: MomentConfig) -> Tensor:

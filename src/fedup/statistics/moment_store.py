@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -14,6 +14,7 @@ from fedup.request import Forget
 from fedup.statistics.cell_table import CellTable
 from fedup.statistics.client_parts import ClientPart, ClientParts
 from fedup.statistics.integer_moments import IntegerMoments, MomentConfig, one_class, rows_staying
+from fedup.statistics.retained_moments import ways
 from fedup.statistics.store import Cell, CellName, Centroids
 
 
@@ -143,42 +144,54 @@ class MomentStore(Centroids):
 
     # --- what is left
 
-    def missing_cells(self, forget_set: Forget) -> list[Cell]:
-        """Cells whose second moments must be asked for, to leave out these clients and classes."""
-        return sorted(
-            {cell for _, cell in self._single_cells(forget_set) if cell.name not in self.of_cells},
-            key=lambda cell: cell.name,
-        )
+    @property
+    def clients_out(self) -> frozenset[int]:
+        """Clients that are out of use until they answer: nothing of them is in what is retained."""
+        return frozenset(client for client, labels in self.pending.items() if labels)
+
+    def missing_cells(self, forget_set: Forget, absent: Collection[int] = ()) -> list[Cell]:
+        """Cells whose second moments must be asked for, to leave out these clients and classes; none of a client that
+        is absent."""
+        first: list[Cell] | None = None
+        for way in ways(self, self._without_those_out(forget_set)):
+            missing = way.missing(self)
+            if not missing:
+                return []
+            if first is None and not any(cell.client in absent for cell in missing):
+                first = missing
+        return first or []
 
     def retained(self, forget_set: Forget) -> IntegerMoments:
-        """The moments of everything but these clients and classes: the total less what is forgotten."""
-        left = self.total
-        for client in forget_set.client_ids:
-            if client in self.parts:
-                left = left - self.moments_of(client)
-        counts, sums, second = left.counts.clone(), left.sums.clone(), left.second.clone()
+        """The moments of everything but these clients and classes: the total less what is forgotten. Clients that are
+        out of use are left out, too."""
+        forget_set = self._without_those_out(forget_set)
+        counts, sums = self.total.counts.clone(), self.total.sums.clone()
+        parts = {client: self.parts[client] for client in sorted(forget_set.client_ids) if client in self.parts}
+        for client, part in parts.items():
+            labels = self._table.labels(client)
+            counts[labels] -= self.counts[self._table.slot(client)]
+            sums[labels] -= part.sums
         out_classes = sorted(label for label in forget_set.class_ids if label < self.num_classes)
         counts[out_classes], sums[out_classes] = 0, 0
-        for label in out_classes:
-            second -= self.of_classes.get(label, 0)
-        for sign, cell in self._single_cells(forget_set):
-            if cell.name not in self.of_cells:
-                raise ContactError(
-                    f"The second moments of cell {cell.name} are not here yet: its client must be asked."
-                )
-            second += sign * self.of_cells[cell.name]
-        retained = IntegerMoments(counts, sums, second)
-        self._check(retained, "What is retained")
+        way = next((way for way in ways(self, forget_set) if not way.missing(self)), None)
+        if way is None:
+            names = ", ".join(str(cell.name) for cell in next(ways(self, forget_set)).missing(self))
+            raise ContactError(f"The second moments of cells {names} are not here yet: their clients must be asked.")
+        retained = IntegerMoments(counts, sums, way.second(self, parts))
+        self._check(retained, "What is retained", products=bool(way.cells or way.classes))
         return retained
+
+    def _without_those_out(self, forget_set: Forget) -> Forget:
+        return replace(forget_set, client_ids=forget_set.client_ids | self.clients_out)
 
     def classes_with_few(self, forget_set: Forget) -> list[int]:
         """Classes to keep of which a retained client has too few rows to report."""
         kept = sorted(self.few.keys() - forget_set.class_ids)
         return [label for label in kept if self.few[label] - forget_set.client_ids]
 
-    def _check(self, moments: IntegerMoments, what: str) -> None:
+    def _check(self, moments: IntegerMoments, what: str, *, products: bool = True) -> None:
         try:
-            moments.check(self.config)
+            moments.check(self.config, products=products)
         except DataError as error:
             raise DataError(
                 f"{what} is not what any rows have: {error}. A client sent wrong statistics, or the store is damaged."
@@ -202,27 +215,6 @@ class MomentStore(Centroids):
                     sent.counts[label] -= self.counts[unsent.start]
                     sent.sums[label] -= self.sums_of(unsent)
             self._check(sent + change, f"{what} its class,")
-
-    def _single_cells(self, forget_set: Forget) -> Iterator[tuple[int, Cell]]:
-        """Cells that count by themselves when clients and classes are left out, and with which sign: overlaps are
-        subtracted twice, and cells of a client or class whose own second moments are unknown are not subtracted yet."""
-        clients = forget_set.client_ids
-        for label in forget_set.class_ids:
-            known = label in self.of_classes
-            for client in clients | self.unsent if known else self.clients:
-                cell = self.cell((client, label))
-                if cell is None or not int(self.counts[cell.start]):
-                    continue
-                with_class = known and client not in self.unsent
-                with_client = client in clients and self.parts.has_second(client)
-                if with_class and with_client:
-                    yield 1, cell
-                elif not with_class and not with_client:
-                    yield -1, cell
-        for client in clients:
-            for cell in () if self.parts.has_second(client) else self.cells_of(client):
-                if cell.label not in forget_set.class_ids and int(self.counts[cell.start]):
-                    yield -1, cell
 
     def change(self, cell: Cell, by: IntegerMoments, second: Tensor) -> None:
         """Add to a cell (negative numbers: take away), and to all totals that it is part of."""
@@ -253,6 +245,8 @@ class MomentStore(Centroids):
         Second moments that cannot be told from what is destroyed are destroyed with it: clients are asked for theirs
         when they are needed next.
         """
+        forget_set = self._without_those_out(forget_set)  # forgotten rows are in these sums
+        cells = self.cells_named(forget_set)
         left, filled = self.retained(forget_set), dict[int, list[Cell]]()
         for cell in cells:
             if int(self.counts[cell.start]):
@@ -269,6 +263,7 @@ class MomentStore(Centroids):
         self.purged |= {cell.name for cell in cells}
         self.sealed.clear()
         self.sealed_second.clear()
+        self.eraser_parts.clear()
 
     def _part_without(self, client: int, cells: Collection[Cell]) -> ClientPart:
         """What is kept of a client if these cells go."""

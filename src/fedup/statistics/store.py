@@ -16,6 +16,7 @@ from fedup.request import Forget
 from fedup.statistics.centroids import CentroidConfig, Summary
 from fedup.statistics.client_parts import ClientParts
 from fedup.statistics.integer_moments import MomentConfig
+from fedup.statistics.kept_eraser import EraserParts
 from fedup.statistics.traffic import Traffic
 from fedup.targets import Targets
 
@@ -65,6 +66,11 @@ class Centroids:
     excluded: dict[CellName, frozenset[int]] = field(default_factory=dict)  # sample ids left out of a cell
     sample_labels: dict[int, dict[int, int]] = field(default_factory=dict)  # by client: known classes of samples
     purged: set[CellName] = field(default_factory=set)
+    pending: dict[int, frozenset[int]] = field(default_factory=dict)  # by client that has not answered: its classes
+    # that no filter is fitted to until then, since forgotten rows are or may be in these cells
+    unnamed: dict[int, frozenset[str]] = field(default_factory=dict)  # by client: tags of persons whose rows there it
+    # has not named yet
+    eraser_parts: EraserParts = field(default_factory=dict)  # what clients sent of rows that are erased
     sealed: dict[CellName, tuple[Tensor, Tensor]] = field(default_factory=dict)  # originals kept for restoration
     bytes_up: dict[int, int] = field(default_factory=dict)  # by client: all that it sent, as serialised
     paper_epsilons: dict[CellName, float] = field(default_factory=dict)  # if counted; not a DP guarantee
@@ -156,9 +162,22 @@ class Centroids:
         leaving = Counter(cell.label for client in without for cell in self.cells_of(client))
         return {label for label, clients in holders.items() if clients > leaving[label]}
 
+    def awaits(self, cell: Cell) -> bool:
+        """Whether a cell is out of use until its client answers."""
+        return cell.label in self.pending.get(cell.client, ())
+
+    @property
+    def cells_pending(self) -> list[Cell]:
+        """The cells that are out of use until their clients answer."""
+        return [cell for client in sorted(self.pending) for cell in self.cells_of(client) if self.awaits(cell)]
+
     def rows_in(self, cell: Cell) -> int:
         """Points behind a cell's centroids."""
         return int(self.counts[cell.slot].sum())
+
+    def filled_in(self, cell: Cell) -> int:
+        """Rows of a cell's slot that are not empty."""
+        return int((self.counts[cell.slot] > 0).sum())
 
     def rows_without(self, cell: Cell, samples: frozenset[int]) -> int:
         """Points behind a cell's centroids if exactly these samples are left out of it."""
@@ -217,10 +236,11 @@ class Centroids:
 
     def purge(self, forget_set: Forget, cells: Collection[Cell]) -> None:
         """Destroy these cells, which are all that clients and classes of the forget set have; and sealed originals."""
-        for cell in cells:
+        for cell in (*cells, *self.cells_pending):  # forgotten rows are in these, too
             self.put(cell, self.vectors[:0], self.counts[:0])
             self.purged.add(cell.name)
         self.sealed.clear()
+        self.eraser_parts.clear()
 
 
 def _copied(value: Any, device: torch.device | str) -> Any:

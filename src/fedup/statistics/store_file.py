@@ -12,6 +12,7 @@ from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.integer_moments import MomentConfig
+from fedup.statistics.kept_eraser import loaded_parts, parts_to_save
 from fedup.statistics.moment_file import PARTS, check_moments, loaded_moments, moments_to_save
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Cell, Centroids
@@ -39,7 +40,11 @@ def save_centroids(store: Centroids, path: str | Path) -> None:
         "bytes_up": {str(client): size for client, size in store.bytes_up.items()},
         "paper_epsilons": [[*name, epsilon] for name, epsilon in sorted(store.paper_epsilons.items())],
         "ledger": store.ledger.to_json(),
+        "pending": {str(client): sorted(labels) for client, labels in sorted(store.pending.items())},
+        "unnamed": {str(client): sorted(tags) for client, tags in sorted(store.unnamed.items())},
     }
+    erased, header["erased"] = parts_to_save(store.eraser_parts)
+    tensors |= erased
     long = None
     if isinstance(store, MomentStore):
         own_tensors, own_header, long = moments_to_save(store)
@@ -100,6 +105,9 @@ def _loaded(path: str | Path) -> Centroids:
             bytes_up={int(client): size for client, size in header["bytes_up"].items()},
             paper_epsilons={(client, label): value for client, label, value in header["paper_epsilons"]},
             ledger=Ledger.from_json(header["ledger"]),
+            pending={int(client): frozenset(labels) for client, labels in header.get("pending", {}).items()},
+            unnamed={int(client): frozenset(tags) for client, tags in header.get("unnamed", {}).items()},
+            eraser_parts=loaded_parts(tensors, header.get("erased", [])),
             **own,
         )
         if isinstance(store, MomentStore):

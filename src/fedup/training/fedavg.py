@@ -130,7 +130,7 @@ def federate(
     started = time.perf_counter()
     target = next(model.parameters()).device if runtime.device is None else torch.device(runtime.device)
     trained = copy.deepcopy(model).to(target)
-    store = _Checkpoint(runtime.checkpoint, lambda: _settings(model, federation, local, clients_per_round, seed))
+    store = _Checkpoint(runtime.checkpoint, lambda: _settings(model, federation, local, rounds, seed))
     threads = _threads(runtime.threads, store.threads, trained, federation.x[:1].to(target), local)
     scale = ValueScale.of(federation, trained)
     y = federation.y if scale is None else scale.standardized(federation.y)
@@ -155,7 +155,7 @@ def federate(
             trained.eval()
             for observer in observers:
                 observer.on_round(round_index, trained)
-            store.save(average, round_index + 1, threads, store.time_s + time.perf_counter() - started)
+            store.save(average, round_index + 1 - numbers[0], threads, store.time_s + time.perf_counter() - started)
         average.load(live)
         if scale is not None and len(numbers):
             scale.put_into(trained)
@@ -184,8 +184,9 @@ def _threads(wanted: int | None, recorded: int | None, model: nn.Module, example
 
 
 def _check(model: nn.Module, federation: Federation, rounds: Rounds, runtime: Runtime) -> None:
-    if runtime.checkpoint is not None and not isinstance(rounds.count, int):
-        raise SettingError("A checkpoint counts rounds from 0: give the number of rounds, or no checkpoint.")
+    numbers = rounds.numbers
+    if runtime.checkpoint is not None and not (isinstance(numbers, range) and numbers.step == 1):
+        raise SettingError("A checkpoint counts rounds: give their number or a range of them, or no checkpoint.")
     clients, per_round = len(federation.clients), rounds.clients_per_round
     if per_round is not None and per_round > clients:
         raise SettingError(f"clients_per_round must lie in 1 … {clients} (all clients); found {per_round}.")
@@ -206,13 +207,15 @@ def _draw_jobs(
 
 
 def _settings(
-    model: nn.Module, federation: Federation, local: LocalTraining, clients_per_round: int | None, seed: int
+    model: nn.Module, federation: Federation, local: LocalTraining, rounds: Rounds, seed: int
 ) -> dict[str, Any]:
     """What the bits of a training depend on, for its checkpoint."""
+    first = rounds.numbers[0] if rounds.numbers else 0
     return {
         "initial": fingerprint(model),
         "local": local.settings(),
-        "clients_per_round": clients_per_round,
+        "clients_per_round": rounds.clients_per_round,
+        **({"first_round": first} if first else {}),
         "seed": seed,
         "data": federation.digest(),
     }

@@ -50,6 +50,15 @@ class ValueScale:
         layer.weight.copy_(layer.weight.double() * deviation[:, None])
         layer.bias.copy_(layer.bias.double() * deviation + mean)
 
+    @torch.no_grad()
+    def take_from(self, model: nn.Module) -> None:
+        """The reverse: let the last layer of a trained model give values in units of their deviation."""
+        layer = model.get_submodule(self.layer)
+        assert isinstance(layer, nn.Linear)
+        mean, deviation = (part.to(layer.weight.device) for part in (self.mean, self.deviation))
+        layer.weight.copy_(layer.weight.double() / deviation[:, None])
+        layer.bias.copy_((layer.bias.double() - mean) / deviation)
+
     def _fits(self, model: nn.Module, rows: Tensor) -> bool:
         """Whether the last layer's outputs are the model's, so that its scale is the model's."""
         layer = model.get_submodule(self.layer)

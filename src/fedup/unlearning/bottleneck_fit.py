@@ -71,13 +71,17 @@ def fit_bottleneck(
 
 @dataclass(frozen=True, eq=False)
 class CellsInUse:
-    """The cells of a store that a filter is fitted to: found out for those that are looked at."""
+    """The cells of a store that a filter is fitted to: found out for those that are looked at.
+
+    Cells that wait for their client are not among them, unless they count as if it had answered (`answered`).
+    """
 
     store: Centroids
     dropped: Forget  # clients and classes
+    answered: bool = False
 
     def __contains__(self, cell: Cell) -> bool:
-        return not names_cell(self.dropped, cell)
+        return not names_cell(self.dropped, cell) and (self.answered or not self.store.awaits(cell))
 
     def __iter__(self) -> Iterator[Cell]:
         return (cell for cell in self.store.cells if cell in self)
@@ -97,7 +101,8 @@ class CellsInUse:
     @property
     def filled_rows(self) -> int:
         """Rows of the store that are not empty."""
-        return self.store.rows_besides(self.dropped)
+        waiting = [cell for cell in self.store.cells_pending if not names_cell(self.dropped, cell)]
+        return self.store.rows_besides(self.dropped) - sum(self.store.filled_in(cell) for cell in waiting)
 
 
 def cells_in_use(centroids: Centroids, forget_set: Forget, config: FilterConfig) -> CellsInUse:

@@ -69,7 +69,7 @@ def claim_of(
     altered: Sequence[str],
 ) -> Claim:
     """What holds of the head that these requests leave."""
-    further, sealed = _rows_left_out_besides(store), _sealed(store, requests)
+    further, sealed = _rows_left_out_besides(store, requests), _sealed(store, requests)
     return claim_from(backbone, configuration, altered, rows=store.total.rows, further=further, sealed=sealed)
 
 
@@ -104,7 +104,9 @@ def claim_from(
         Condition(
             "only the rows named were left out",
             not further,
-            f"{further:,} rows more, by the rule of least rows" if further else "no other row",
+            f"{further:,} rows more, by the rule of least rows or of clients that did not answer yet"
+            if further
+            else "no other row",
         ),
         Condition("the served model is the one learned", not altered, "; ".join(altered) or "backbone and head"),
     ]
@@ -146,9 +148,11 @@ def message_hash(client: int, moments: IntegerMoments, config: MomentConfig) -> 
     return totals_hash(moments, config, f"message of client {client}")
 
 
-def _rows_left_out_besides(store: MomentStore) -> int:
-    """Rows that left with samples by a rule. What clients never report is the same with the rows and without them."""
-    further = 0
+def _rows_left_out_besides(store: MomentStore, requests: frozenset[Forget]) -> int:
+    """Rows that left with samples by a rule, or with a client that is out of use until it answers. What clients never
+    report is the same with the rows and without them."""
+    waiting = store.clients_out - union(requests).client_ids
+    further = sum(int(store.counts[cell.start]) for client in waiting for cell in store.cells_of(client))
     for (client, label), ids in store.excluded.items():
         cell = store.cell((client, label))
         if cell is not None and cell.name not in store.purged:

@@ -41,7 +41,8 @@ class Recall:
 @torch.no_grad()
 def recall_at_cut(plugged: PluggedModel, centroids: Centroids, served: Served, forget_set: Forget) -> dict[int, Recall]:
     """By class, on retained centroids weighted by their points; sees only filters at the centroids' cut."""
-    rows = centroids.rows_of([cell for cell in centroids.cells if not names_cell(forget_set, cell)])
+    used = [cell for cell in centroids.cells if not names_cell(forget_set, cell) and not centroids.awaits(cell)]
+    rows = centroids.rows_of(used)
     vectors, labels, weights = centroids.vectors[rows], centroids.row_labels()[rows], centroids.counts[rows].double()
     tail = flat_tail(shared_view(plugged.base, frozen=True), plugged.cut, centroids.shape)
     filters = [fitted.to(vectors.device) for cut, fitted in served.placed if cut == plugged.cut]

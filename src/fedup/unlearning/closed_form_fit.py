@@ -84,8 +84,18 @@ def expected_recall(
     scores are drawn, those of both models together; with a fixed seed.
     """
     head = last_layer(plugged.base, plugged.cut)
-    after = head if fitted is None else served_scores(fitted, head)
-    both = Scores(torch.cat([head.weight, after.weight]), torch.cat([head.bias, after.bias]))  # (2K, D)
+    if fitted is None:
+        return recall_between(head, head, retained)
+    kept = fitted.kept.cpu() > 0 if fitted.keeps else None
+    return recall_between(head, served_scores(fitted, head), retained, kept=kept)
+
+
+@torch.no_grad()
+def recall_between(
+    before: Scores, after: Scores, retained: RetainedStatistics, *, kept: Tensor | None = None
+) -> dict[int, Recall]:
+    """By class: the recall with two kinds of scores. Rows that the first answer by a class `kept` (a mask) keep it."""
+    both = Scores(torch.cat([before.weight, after.weight]), torch.cat([before.bias, after.bias]))  # (2K, D)
     covariance = both.weight @ retained.within @ both.weight.T
     values, vectors = torch.linalg.eigh(covariance)
     root = vectors * values.clamp(min=0).sqrt()  # (2K, 2K)
@@ -94,8 +104,7 @@ def expected_recall(
     for label in retained.counts.nonzero().flatten().tolist():
         scores = both.of(retained.means[label : label + 1]) + drawn  # (R, 2K)
         original, new = (part.argmax(1) for part in scores.chunk(2, dim=1))
-        if fitted is not None and fitted.keeps:
-            new = torch.where(fitted.kept.cpu()[original] > 0, original, new)  # these rows pass the filter unchanged
+        new = new if kept is None else torch.where(kept[original], original, new)  # these pass a filter unchanged
         right = [float((answers == label).double().mean()) for answers in (original, new)]
         recalls[label] = Recall(right[0], right[1], int(retained.counts[label]))
     return recalls

@@ -7,34 +7,28 @@ import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
-from fedup.clients.eraser_questions import (
-    PrivateEraserQuestion,
-    SecondMomentsQuestion,
-    SketchesQuestion,
-    SpreadsQuestion,
-)
 from fedup.clients.protocol import Contact
-from fedup.clients.question import Question
-from fedup.errors import ContactError, RequestError
+from fedup.errors import RequestError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.filters.eraser import Eraser, PlacedEraser, make_eraser
 from fedup.filters.eraser_site import EraserSite, choose_site, judge_site
 from fedup.models.cut import find_cut, offered_cuts
 from fedup.models.layout import Granularity
-from fedup.privacy.guarantee import DP
 from fedup.request import Forget, union
-from fedup.statistics.eraser_statistics import GroupSpreads, RowGroups, Sketches, Weights, sum_by_cut
-from fedup.statistics.moments import LEAST_ROWS, GroupStatistics, Moments, Shift
+from fedup.statistics.eraser_statistics import GroupSpreads, RowGroups, Weights, sum_by_cut
+from fedup.statistics.kept_eraser import EraserParts
+from fedup.statistics.moments import LEAST_ROWS, GroupStatistics, Shift
 from fedup.statistics.private_erasure import NoisyGroupStatistics, fixed_site, least_rows
+from fedup.statistics.store import Centroids
+from fedup.unlearning.eraser_answers import EraserAnswers, parts_in_force, release_name
 from fedup.unlearning.lookalikes import Mixture, retained_cells, shift_between, sums_at
 from fedup.unlearning.report import Report
 
-A = TypeVar("A")
 _MOST_NAMED = 2  # requests named in a note
 LEAST_SIGNAL = 2.5  # times the sampling noise: a smaller shift is not erased
 
@@ -50,11 +44,14 @@ class EraserBuilder:
         contact: Contact | None,
         report: Report,
         *,
-        dp: DP | None = None,
+        store: Centroids | None = None,
+        bound: Collection[int] = (),
     ) -> None:
-        self._dp = dp
+        self._dp = None if store is None else store.dp
         self._model, self._cut, self._config = model, cut, config
-        self._contact, self._report, self._price = contact, report, config.max_variance_loss
+        self._report, self._price = report, config.max_variance_loss
+        self._answers = EraserAnswers(contact, report, store.eraser_parts if store is not None else {}, bound)
+        self.groups: RowGroups | None = None  # the rows that are erased
         self.question: str | None = None  # digest of all that the clients' answers depend on
         self.complete = False  # whether every request is erased
         self._members: dict[str, list[Forget]] = {}  # the requests of each group of rows
@@ -63,7 +60,7 @@ class EraserBuilder:
         self, requests: Collection[Forget], left_out: Forget, question: str | None, before: PlacedEraser | None
     ) -> PlacedEraser | None:
         """The eraser of the requests, from the clients' statistics; `before` if the question is the same as then."""
-        asking = self._groups(requests, left_out)
+        asking = self.groups = self._groups(requests, left_out)
         if asking is None or (self._dp is not None and not self._possible_under_dp(asking)):
             return None
         self.question = self._digest(asking)
@@ -72,6 +69,9 @@ class EraserBuilder:
         else:
             with self._report.stage("erase"):
                 erasure = (self._private_erasure if self._dp else self._erasure)(asking, requests)
+            if self._answers.silent:  # with their answers it would be another one
+                self.question += f" without {sorted(self._answers.silent)}"
+                erasure = self._not_less(erasure, before, asking)
         self._report.erasure = erasure.about if erasure else None
         self.complete = erasure is not None and set(asking.requests) <= set(erasure.about["parts"])
         return erasure
@@ -85,8 +85,28 @@ class EraserBuilder:
         if self._digest(asking) == question:
             return []
         if self._dp is not None:
-            return sorted(_samples(asking))
+            kept = self._answers.parts
+            return sorted(client for client in _samples(asking) if (client, release_name(asking, client)) not in kept)
         return self._clients(asking) if self._holders(asking) else []
+
+    @property
+    def parts(self) -> EraserParts:
+        """What clients sent of rows that are erased, to be kept."""
+        return parts_in_force(self._answers.parts, self.groups)
+
+    def _not_less(
+        self, erasure: PlacedEraser | None, before: PlacedEraser | None, question: RowGroups
+    ) -> PlacedEraser | None:
+        """The eraser served so far, if the new one lacks rows that it erases: what is forgotten must not come back
+        because a client is absent."""
+        erased = set(before.about["parts"]) & question.requests.keys() if before is not None else set()
+        if before is None or erased <= set(erasure.about["parts"] if erasure is not None else ()):
+            return erasure
+        self._report.note(
+            "The eraser served so far stays: a client that holds rows it erases has not answered, and nothing that it "
+            "sent before is kept here."
+        )
+        return before
 
     def _groups(self, requests: Collection[Forget], left_out: Forget) -> RowGroups | None:
         """The rows that clients are asked about; None if nothing is erased."""
@@ -127,7 +147,8 @@ class EraserBuilder:
             cost = f"{site.price:.1%} of the variance at {site.cut}"
             self._report.note(f"The eraser takes {cost} with it: nowhere is it less.")
         senders = sorted({client for name in distinct for client in holders[name]})
-        pooled = self._second_moments(question, senders, site)
+        others = sorted({client for name in distinct for client in weights[name].clients} - set(senders))
+        pooled = self._answers.second_moments(site, question, senders, others)
         if pooled is None:
             self._leave(f"no client has {LEAST_ROWS} or more forgotten and retained rows, which an eraser needs")
             return None
@@ -157,14 +178,8 @@ class EraserBuilder:
 
     def _mixtures(self, question: RowGroups, holders: set[int]) -> dict[str, Mixture]:
         """First question, to all: the mixture of retained cells that looks most like the rows of each request."""
-        contact, clients = self._reach(), self._clients(question)
         cut, over = next(iter(offered_cuts(self._model, self._cut).items()))
-        questions = {client: SketchesQuestion(cut, over, question.to(client)) for client in clients}
-        sketches: dict[int, Sketches] = dict(contact.ask(questions, optional=questions.keys() - holders))
-        for client in clients:
-            self._report.note_contact(client)
-            if client not in sketches:
-                self._report.note(f"Client {client} is not compared with: {contact.silent[client]}")
+        sketches = self._answers.sketches(cut, over, question, sorted({*self._clients(question), *holders}))
         mixtures: dict[str, Mixture] = {}
         for name in question.requests:
             parts = [sketch.forgotten[name] for sketch in sketches.values() if name in sketch.forgotten]
@@ -173,6 +188,7 @@ class EraserBuilder:
             cells = retained_cells(sketches, touched)
             if not rows or not cells:
                 few = f"no client has {LEAST_ROWS} or more of the forgotten rows, which an eraser needs"
+                few = "the clients that hold them have not answered" if set(self._answers.silent) & holders else few
                 alone = "there are no retained rows to compare the forgotten ones with"
                 self._leave(alone if rows else few, question.requests[name])
                 continue
@@ -185,23 +201,15 @@ class EraserBuilder:
     ) -> dict[int, GroupSpreads]:
         """Second question, to clients with forgotten or compared rows: means and variances at each cut."""
         cuts = self._candidates()
-        clients = self._clients(question)
+        clients = sorted({*self._clients(question), *holders})
         weights: dict[int, Weights] = {c: {name: own.of(c) for name, own in mixtures.items()} for c in clients}
-        senders = [client for client, of in weights.items() if client in holders or any(of.values())]
-        return self._ask({client: SpreadsQuestion(cuts, question.to(client), weights[client]) for client in senders})
-
-    def _second_moments(self, question: RowGroups, senders: Sequence[int], site: EraserSite) -> Moments | None:
-        """Third question, to clients with forgotten rows: second moments at the chosen site."""
-        at = site.cut, site.granularity, tuple(site.positions)
-        answers = self._ask({client: SecondMomentsQuestion(*at, question.to(client)) for client in senders})
-        parts = [moments for moments in answers.values() if moments is not None]
-        return reduce(operator.add, parts) if parts else None
+        return self._answers.spreads(cuts, question, weights, holders)
 
     def _clients(self, question: RowGroups) -> list[int]:
         """The clients that may hold rows to erase or to compare with."""
         erased = union(question.requests.values()).client_ids
         absent = question.forget_set.client_ids - erased
-        return [client for client in self._reach().clients if client not in absent]
+        return [client for client in self._answers.clients if client not in absent]
 
     def _possible_under_dp(self, question: RowGroups) -> bool:
         """Whether releases under DP allow an eraser; notes why not."""
@@ -227,8 +235,7 @@ class EraserBuilder:
         assert dp is not None
         cut, over = fixed_site(offered_cuts(self._model, self._cut), self._config.eraser_cut)
         senders = sorted(_samples(question))
-        answers = self._ask({client: PrivateEraserQuestion(cut, dp, question.to(client)) for client in senders})
-        noisy = NoisyGroupStatistics.of(dp, list(answers.values()))
+        noisy = NoisyGroupStatistics.of(dp, self._answers.releases(cut, dp, question, senders))
         site = None if noisy is None else judge_site(cut, over, noisy.shift(), max_variance_loss=self._price)
         if noisy is None or site is None or not site.cover > 0:
             self._leave(f"these samples differ from retained ones by no more than the noise of {dp}")
@@ -243,27 +250,12 @@ class EraserBuilder:
         }
         return _placed(site, fitted, [r for r in requests if r.sample_ids], about)
 
-    def _ask(self, questions: Mapping[int, Question[A]]) -> dict[int, A]:
-        answers = dict(self._reach().ask(questions))
-        for client in answers:
-            self._report.note_contact(client)
-        return answers
-
-    def _reach(self) -> Contact:
-        if self._contact is None:
-            raise ContactError(
-                "An eraser is made of statistics that the clients holding the forgotten rows must send, and there is "
-                "no way to reach them: pass clients=federation (on the command line, have the data set here), or use "
-                "filter='bottleneck'."
-            )
-        return self._contact
-
     def _holders(self, question: RowGroups) -> dict[str, list[int]]:
         """By request, the clients that hold enough of its rows."""
         holders, small = {}, list[Forget]()
         for name, request in question.requests.items():
             enough = {client for client, ids in request.sample_ids.items() if len(ids) >= LEAST_ROWS}
-            whole = set(self._reach().clients) if request.class_ids else set(request.client_ids)
+            whole = set(self._answers.clients) if request.class_ids else set(request.client_ids)
             clients = sorted(enough | whole)
             if not clients:
                 small.append(request)

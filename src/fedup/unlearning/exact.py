@@ -1,58 +1,34 @@
 """Exact mode: a head on a public backbone, learned in one round, from which rows are taken by subtraction."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
-from functools import partial
-from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
 
-from fedup.clients.in_process import InProcess
 from fedup.clients.labels import LabelsQuestion
 from fedup.clients.moments import MomentChangeQuestion, MomentsQuestion
 from fedup.clients.protocol import Contact
-from fedup.errors import ContactError, DataError, FingerprintError, HarmError, RequestError
+from fedup.errors import ContactError, DataError, FingerprintError, RequestError
 from fedup.federation import Federation
-from fedup.filters.ridge_head import HeadRule, RidgeHead, solve_head
-from fedup.models.backbone import HEAD, Backbone, with_blank_head
-from fedup.models.views import fingerprint
+from fedup.filters.ridge_head import HeadRule, solve_head
+from fedup.models.backbone import HEAD, Backbone
 from fedup.request import Forget, check_known, union
 from fedup.serving.plugged import REQUEST_LOCK
 from fedup.statistics.client_parts import ClientPart
-from fedup.statistics.feature_cache import CachedReader, FeatureCache
-from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
+from fedup.statistics.feature_cache import FeatureCache
 from fedup.statistics.moment_growth import add_client, add_rows, insert_cells
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName
 from fedup.statistics.traffic import Traffic
 from fedup.unlearning.bottleneck_fit import CellsInUse
-from fedup.unlearning.claim import Claim, alterations, claim_of, totals_hash
+from fedup.unlearning.claim import Claim, alterations, claim_of
+from fedup.unlearning.exact_model import ExactModel, check_classes_left, check_shortened, rows_of_all_parts
 from fedup.unlearning.moment_refresh import MomentRefresh
 from fedup.unlearning.report import Report
 
-MOST_SHORTENED = 0.05  # share of rows beyond the public bound, above which the grid is refused
 _USUAL_RULE = HeadRule()
-T = TypeVar("T")
 
 
-def configuration_of(
-    backbone: Backbone, base: str, config: MomentConfig, rule: HeadRule, num_classes: int
-) -> dict[str, Any]:
-    """All that decides a head besides the rows."""
-    return {
-        "backbone": base,
-        "preprocessing": backbone.preprocessing,
-        "scale": config.step,
-        "clip": config.bound,
-        "least rows": config.least_rows,
-        "label set": num_classes,
-        "ridge rule": [rule.ridge, rule.few_rows],
-        "calibration rule": rule.sharpness,
-    }
-
-
-class HeadModel(nn.Module):
+class HeadModel(ExactModel):
     """A frozen backbone and a head in closed form. The head is a function of the rows that requests leave.
 
     `store` has the clients' integer sums, `requests` what is left out, `claim` what may be said of it. Give the same
@@ -68,9 +44,7 @@ class HeadModel(nn.Module):
         requests: frozenset[Forget] = frozenset(),
         cache: FeatureCache | None = None,
     ) -> None:
-        super().__init__()
-        self.blank = with_blank_head(backbone, store.num_classes)  # what clients are asked about
-        self.base_fingerprint = fingerprint(self.blank)
+        super().__init__(backbone, store.num_classes, store.config, rule, cache)
         if store.base != self.base_fingerprint:
             raise FingerprintError(
                 f"The statistics were made with backbone {store.base[:12]}, and this is {self.base_fingerprint[:12]}: "
@@ -82,29 +56,9 @@ class HeadModel(nn.Module):
                 f"The statistics have steps of {store.config.step:g} up to {store.config.bound:g}, and the backbone "
                 f"{backbone.step:g} up to {backbone.bound:g}: sums of two scales do not add up. Learn again."
             )
-        self.store, self.rule, self.requests = store, rule, requests
-        self.cache = FeatureCache() if cache is None else cache
-        self.head = RidgeHead(backbone.width, store.num_classes, backbone.bound)
+        self.store, self.requests = store, requests
         self.totals = store.retained(union(requests))
         self.head.put(solve_head(self.totals, store.config, rule))
-        self.to(next((weight.device for weight in backbone.parameters()), torch.device("cpu"))).eval()
-
-    @property
-    def backbone(self) -> Backbone:
-        """The frozen part."""
-        backbone = self.blank[0]
-        assert isinstance(backbone, Backbone)
-        return backbone
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.backbone(x))
-
-    @property
-    def configuration(self) -> dict[str, Any]:
-        """All that decides the head besides the rows; fixed before any client was asked. None: not fixed."""
-        return configuration_of(
-            self.backbone, self.base_fingerprint, self.store.config, self.rule, self.store.num_classes
-        )
 
     @property
     def claim(self) -> Claim:
@@ -113,10 +67,6 @@ class HeadModel(nn.Module):
         learned = solve_head(totals, store.config, self.rule) if totals == self.totals else None
         altered = alterations(self.blank, store.base, self.head, learned)
         return claim_of(self.backbone, store, self.requests, self.configuration, altered)
-
-    def totals_hash(self, salt: str = "") -> str:
-        """The salted sha256 of the totals that the head was made from."""
-        return totals_hash(self.totals, self.store.config, salt)
 
     # --- requests
 
@@ -134,7 +84,7 @@ class HeadModel(nn.Module):
         clients. A request that would take the last rows of a class that nobody asked to forget is refused
         (`HarmError`), unless `force` is given. An error changes nothing.
         """
-        new = _several(request)
+        new = frozenset(self.resolved(each, clients) for each in _several(request))
         with REQUEST_LOCK:
             for each in new:
                 check_known(each, clients=self.store.known_clients, num_classes=self.store.num_classes)
@@ -144,7 +94,8 @@ class HeadModel(nn.Module):
 
     def restore(self, request: Forget | Collection[Forget], *, clients: Federation | Contact | None = None) -> Report:
         """Take requests back: their rows are added again. What was purged, and samples, are asked from clients."""
-        withdrawn = _several(request)
+        answered = {own.as_named: own for own in self.requests}
+        withdrawn = frozenset(own if own.is_resolved else answered.get(own, own) for own in _several(request))
         with REQUEST_LOCK:
             if unknown := withdrawn - self.requests:
                 listed = ", ".join(map(str, unknown))
@@ -161,7 +112,7 @@ class HeadModel(nn.Module):
             sealed = sorted({cell.name for cell in cells if cell.name not in store.purged} | set(store.sealed))
             store.purge(forget_set, cells)
             if clients is not None:
-                self.cache.drop(clients.forgotten(forget_set))
+                self.cache.drop(rows_of_all_parts(clients, forget_set))
             return sealed
 
     def _serve(
@@ -170,7 +121,8 @@ class HeadModel(nn.Module):
         report, store, forget_set = Report(requests), self.store, union(requests)
         contact = self.contact(clients)
         before = contact.traffic if contact else Traffic()
-        refresh = MomentRefresh(store, contact, report, keep_sealed=keep_sealed)
+        new = union(requests - self.requests)
+        refresh = MomentRefresh(store, contact, report, keep_sealed=keep_sealed, new=new)
         used = CellsInUse(store, Forget(forget_set.client_ids, forget_set.class_ids))
         try:
             with torch.inference_mode(False), refresh.undone_on_error():
@@ -195,6 +147,7 @@ class HeadModel(nn.Module):
     def add_clients(self, clients: Federation | Contact, ids: Collection[int]) -> Report:
         """Let clients join: their sums are added, and the head is as if they had been there from the start."""
         contact = self._reach(clients)
+        before = contact.traffic
         with REQUEST_LOCK:
             question = MomentsQuestion(HEAD, self.store.config)
             grown, report = self.store.to("cpu"), Report(self.requests)
@@ -211,11 +164,12 @@ class HeadModel(nn.Module):
                 grown.shortened += answer.shortened
                 grown.unreported = {**grown.unreported, client: answer.unreported}
                 report.note_contact(client)
-            return self._take(grown, clients, report)
+            return self._take(grown, contact, report, before)
 
     def add_samples(self, clients: Federation | Contact, samples: Mapping[int, Collection[int]]) -> Report:
         """Add rows that known clients have got since: the opposite of a request to forget them."""
         contact, added = self._reach(clients), {client: frozenset(ids) for client, ids in samples.items()}
+        before = contact.traffic
         if named := [c for request in self.requests for c in request.sample_ids if c in added]:
             both = {c: union(self.requests).sample_ids[c] & added[c] for c in named}
             if any(both.values()):
@@ -236,7 +190,7 @@ class HeadModel(nn.Module):
                 add_rows(grown, client, returning.moments, returning.by_class)
                 grown.shortened += returning.shortened
                 report.note_contact(client)
-            return self._take(grown, clients, report)
+            return self._take(grown, contact, report, before)
 
     def _mark_absent(self, grown: MomentStore, labels: Mapping[int, Mapping[int, int]]) -> None:
         """New cells of what was forgotten and purged are absent, too: restoring asks for them."""
@@ -257,73 +211,18 @@ class HeadModel(nn.Module):
         asked = frozenset(here.values())
         return MomentChangeQuestion(HEAD, grown.config, asked, before | here.keys(), before)
 
-    def _take(self, grown: MomentStore, clients: Federation | Contact, report: Report) -> Report:
+    def _take(self, grown: MomentStore, contact: Contact, report: Report, before: Traffic) -> Report:
         """Serve a store that has grown; the one so far stays where that fails."""
-        before, self.store = self.store, grown
+        check_shortened(grown.shortened, grown.total.rows, grown.config)
+        kept, self.store = self.store, grown
         try:
-            served = self._serve(self.requests, clients, keep_sealed=False, force=True)
+            served = self._serve(self.requests, contact, keep_sealed=False, force=True)
         except BaseException:
-            self.store = before
+            self.store = kept
             raise
         served.clients_contacted = sorted({*report.clients_contacted, *served.clients_contacted})
+        served.traffic = contact.traffic - before
         return served
-
-    # --- checks
-
-    def relearn(self, clients: Federation | Contact) -> IntegerMoments:
-        """The totals that the remaining clients add up to now, without what is forgotten."""
-        return _totals(self._reach(clients), self.store.config, union(self.requests))
-
-    def contact(self, clients: Federation | Contact | None, *, fresh: bool = False) -> Contact | None:
-        """The way to the clients; a federation's features come from the cache, or are computed anew if `fresh`."""
-        if not isinstance(clients, Federation):
-            return clients
-        return in_process_with(clients, self.blank, self.store.config, FeatureCache() if fresh else self.cache)
-
-    def _reach(self, clients: Federation | Contact | None) -> Contact:
-        contact = self.contact(clients)
-        if contact is None:
-            raise ContactError("This needs answers from clients: pass a federation or a contact.")
-        return contact
-
-
-def check_shortened(shortened: int, rows: int, config: MomentConfig) -> None:
-    """Refuse a grid that is too small for the features."""
-    if shortened > MOST_SHORTENED * rows:
-        raise DataError(
-            f"{shortened:,} of {rows:,} rows are longer than the public bound {config.bound:g}, and "
-            f"{MOST_SHORTENED:.0%} are allowed. Take a larger step: Backbone(…, step=…), now {config.step:g}."
-        )
-
-
-def in_process_with(federation: Federation, blank: nn.Module, config: MomentConfig, cache: FeatureCache) -> InProcess:
-    """Clients in this process that read their features from a cache."""
-    reader = partial(CachedReader, cache=cache, config=config, base=fingerprint(blank))
-    return InProcess(federation, blank, one_reader=True, make_reader=reader)
-
-
-def check_classes_left(
-    before: IntegerMoments, after: IntegerMoments, forget_set: Forget, report: Report, *, force: bool
-) -> None:
-    """Raise HarmError if a class that nobody asked to forget would lose its last rows; with `force` only note it."""
-    lost = (before.counts > 0) & (after.counts == 0)
-    others = sorted(set(lost.nonzero().flatten().tolist()) - forget_set.class_ids)
-    if not others:
-        return
-    said = f"No row would be left of class {', '.join(map(str, others))}, which nobody asked to forget."
-    if not force:
-        error = HarmError(f"{said} Nothing was changed. Answer the request all the same with force=True.", others)
-        error.report = report
-        raise error
-    report.note(said.replace("would be", "is"))
-
-
-def _totals(contact: Contact, config: MomentConfig, forget_set: Forget) -> IntegerMoments:
-    question = MomentsQuestion(HEAD, config, without=forget_set.class_ids)
-    instead = {client: replace(question, excluded=ids) for client, ids in forget_set.sample_ids.items()}
-    answers = contact.ask_everyone(question, instead=instead, but=forget_set.client_ids)
-    first, *others = (answer.moments for _, answer in answers)
-    return sum(others, start=first)
 
 
 def _count(labels: Mapping[int, int], asked: frozenset[int]) -> int:
@@ -335,13 +234,3 @@ def _several(request: Forget | Collection[Forget]) -> frozenset[Forget]:
     if not several or not all(isinstance(each, Forget) for each in several):
         raise RequestError(f"A request is made by Forget.clients, .classes or .samples; found {request!r}.")
     return several
-
-
-def described(model: HeadModel) -> dict[str, Any]:
-    """What is on record of a model: its configuration, and where its backbone comes from."""
-    origin = model.backbone.origin
-    return {
-        "configuration": model.configuration,
-        "origin": asdict(origin) if origin else None,
-        "rule": asdict(model.rule),
-    }

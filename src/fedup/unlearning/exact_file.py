@@ -1,6 +1,7 @@
 """A learned head on disk: the statistics it is a function of, and the head itself with the requests it leaves out."""
 
 from pathlib import Path
+from typing import TypeVar
 
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError
@@ -12,10 +13,12 @@ from fedup.request import Forget
 from fedup.statistics.feature_cache import FeatureCache
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store_file import load_centroids, save_centroids
-from fedup.unlearning.exact import HeadModel, described
+from fedup.unlearning.exact import HeadModel
+from fedup.unlearning.exact_model import ExactModel, described
 
 HEAD_FILE, STATISTICS_FILE = "head.safetensors", "statistics.safetensors"
 _KIND = "exact head"
+Model = TypeVar("Model", bound=ExactModel)
 
 
 def save_head(model: HeadModel, folder: str | Path) -> None:
@@ -34,7 +37,7 @@ def load_head(backbone: Backbone, folder: str | Path, *, cache: FeatureCache | N
     return read_head(backbone, store, Path(folder) / HEAD_FILE, cache=cache)
 
 
-def write_head(model: HeadModel, path: Path) -> None:
+def write_head(model: ExactModel, path: Path) -> None:
     """The head alone, with the requests that it leaves out."""
     header = {
         **described(model),
@@ -47,17 +50,27 @@ def write_head(model: HeadModel, path: Path) -> None:
 
 def read_head(backbone: Backbone, store: MomentStore, path: Path, *, cache: FeatureCache | None = None) -> HeadModel:
     """The model of a head's file; its head is solved again from the statistics, and must be the one in the file."""
+    _, _, requests, rule = _parts_of(path)
+    return with_stored_head(HeadModel(backbone, store, rule=rule, requests=requests, cache=cache), path)
+
+
+def with_stored_head(model: Model, path: Path) -> Model:
+    """The model with the very bits of a head's file; raises where its totals give another head."""
+    scores, totals, _, _ = _parts_of(path)
+    if model.totals_hash() != totals:
+        raise ArtifactError(f"The head in {path} was learned from other totals than the statistics have.")
+    if not model.head.fits(scores):
+        raise ArtifactError(f"The head in {path} is not the one that its totals give. Take a good copy of it.")
+    model.head.put(scores)
+    return model
+
+
+def _parts_of(path: Path) -> tuple[Scores, str, frozenset[Forget], HeadRule]:
+    """Scores, the hash of totals, requests and the rule."""
     tensors, header = load_tensors(path, kind=_KIND)
     try:
         requests = frozenset(map(Forget.from_json, header["requests"]))
-        rule, totals = HeadRule(**header["rule"]), str(header["totals"])
-        weight, bias = tensors["weight"], tensors["bias"]
+        scores = Scores(tensors["weight"], tensors["bias"])
+        return scores, str(header["totals"]), requests, HeadRule(**header["rule"])
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"{path} lacks a part of a head ({error!r}). Take a good copy of it.") from error
-    model = HeadModel(backbone, store, rule=rule, requests=requests, cache=cache)
-    if model.totals_hash() != totals:
-        raise ArtifactError(f"The head in {path} was learned from other totals than the statistics have.")
-    if not model.head.fits(Scores(weight, bias)):
-        raise ArtifactError(f"The head in {path} is not the one that its totals give. Take a good copy of it.")
-    model.head.put(Scores(weight, bias))  # the very bits that were served
-    return model

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from fedup.errors import FedUPError
+from fedup.filters.delta import Delta
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
+from fedup.statistics.kept_eraser import EraserParts
 from fedup.statistics.store import Centroids
 from fedup.targets import MEASURE, OUTPUT
 from fedup.unlearning.bottleneck_fit import cells_in_use
@@ -25,10 +27,16 @@ from fedup.unlearning.verdict import Verdict
 
 _NOT_ALONE = "alone it has too few rows"
 _CLOSE = 0.7  # share of the allowed loss: beyond it, wider bottlenecks are tried
+_SCALES = 0.7, 0.5, 0.35  # shares of a delta that are tried where all of it costs a class too much
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
     "request stays open, and its rows are left out of all statistics and of later rounds. What helps is more "
     "training without them, or retraining; force=True serves the filter all the same."
+)
+UNCHANGED = (
+    "The delta that can be made does not make these samples look unseen, so it is withheld: the request stays open, "
+    "and its rows are left out of all statistics and of later rounds. What helps is more training without them, or "
+    "retraining; force=True serves the delta all the same."
 )
 
 
@@ -50,6 +58,8 @@ class Execution:
         self._plan, self._report = plan, report
         self._fit = fit_of(plan)
         self._measurement = Measurement(plan, report, self._fit)
+        self._eraser_parts: EraserParts = {}  # to be kept with the answer
+        self._delta = plan.delta_builder(report)
         self._classes_lost = False  # a loss that force has allowed
         self._known_lost: dict[int, int] | None = None  # classes lost before, where a refresh would hide that
 
@@ -59,7 +69,8 @@ class Execution:
         active, before = plan.requests - new, plan.plugged.served
         store, several = plan.centroids, len(new) > 1 and self._measurement.applies(new)
         original = store.to(store.device) if several else None
-        refresh = refresh_of(plan.centroids, plan.contact, report, keep_sealed=plan.terms.keep_sealed)
+        keep_sealed = plan.terms.keep_sealed
+        refresh = refresh_of(plan.centroids, plan.contact, report, keep_sealed=keep_sealed, new=union(new))
         device = store.device.type
         # A fit needs gradients; autocast's cached casts would hide its steps.
         with refresh.undone_on_error(), torch.inference_mode(False), torch.autocast(device, enabled=False):
@@ -68,6 +79,9 @@ class Execution:
                 report.verdicts |= {
                     request.digest: self._verdict(request, candidate, active, new, original) for request in new
                 }
+                if self._delta.gives_up(new, report.verdicts, force=plan.force):
+                    candidate = self._build(active | new, None)
+                    continue
                 farther = frozenset(request for request in new if self._is_withheld(request))
                 if not farther:
                     break
@@ -81,15 +95,19 @@ class Execution:
             self._settle(active | new, candidate if new or not report.withheld else before)
 
     def _settle(self, requests: frozenset[Forget], candidate: Served | None) -> None:
-        report, store = self._report, self._plan.centroids
+        report, store, before = self._report, self._plan.centroids, self._plan.plugged.served
         with report.stage("swap"):
-            if candidate is not None and candidate is not self._plan.plugged.served:
+            if candidate is not None and candidate is not before:
                 self._plan.plugged.serve(candidate)
         report.requests = requests
         report.erasure = candidate.erasure.about if candidate is not None and candidate.erasure is not None else None
+        report.delta = candidate.delta.about if candidate is not None and candidate.delta is not None else None
         store.open = {request for request in store.open if request not in requests} | report.withheld
+        store.pending = {**dict.fromkeys(report.pending, frozenset()), **store.pending}
+        if candidate is not None and candidate is not before:
+            store.eraser_parts = self._eraser_parts
         if report.withheld:
-            report.note(FARTHER, report.withheld)
+            report.note(UNCHANGED if self._delta.chosen else FARTHER, report.withheld)
 
     # --- candidates
 
@@ -108,32 +126,39 @@ class Execution:
                 self._check_classes_left(left_out, checked_against)
                 refresh.bring_up_to_date(used, left_out)
                 self._check_classes_left(left_out, checked_against)  # purged cells are known now
+        model, bound = plan.plugged, union(plan.new).sample_ids.keys()
+        delta = self._delta.delta_for(requests, left_out)
         eraser = EraserBuilder(
-            plan.plugged.base, plan.plugged.cut, plan.eraser_config, plan.contact, report, dp=store.dp
+            model.base, model.cut, plan.eraser_config, plan.contact, report, store=store, bound=bound
         )
-        candidates = self._candidates(requests, forget_set, eraser, left_out)
+        candidates = self._candidates(requests, delta, eraser, left_out)
         chosen = min(candidates, key=lambda candidate: candidate.loss)
         if plan.force and chosen.loss > plan.terms.max_class_loss:
             chosen = candidates[0]
+        elif chosen.loss > plan.terms.max_class_loss and self._delta.harms(requests - plan.plugged.requests):
+            return self._build(requests, None)
         report.class_recall, report.centroids_used = chosen.recalls, chosen.centroids_used
-        self._measurement.counted = chosen.counted
+        self._measurement.counted, self._eraser_parts = chosen.counted, eraser.parts
         limits: Any = {"max_class_loss": plan.terms.max_class_loss, "targets": store.targets}
         plan.allow(lambda: check_recall(chosen.recalls, forget_set, **limits), report)
         self._note_choice(candidates[0].served, chosen.served, forget_set)
         return chosen.served
 
     def _candidates(
-        self, requests: frozenset[Forget], forget_set: Forget, eraser: EraserBuilder, left_out: Forget
+        self, requests: frozenset[Forget], delta: Delta | None, eraser: EraserBuilder, left_out: Forget
     ) -> list[_Candidate]:
         """Filters of each kind in turn, until one costs no class much. If all come close to the allowed loss, the last
         kind again with wider bottlenecks: held-out rows may show a loss that centroids of memorised rows do not."""
-        plan, served = self._plan, self._plan.plugged.served
+        plan, served, forget_set = self._plan, self._plan.plugged.served, union(requests)
+        rest = frozenset(request for request in requests if delta is None or request.digest not in delta.requests)
         erasure = eraser.erasure_for(
-            requests, left_out, served.question if served else None, served.erasure if served else None
+            rest, left_out, served.question if served else None, served.erasure if served else None
         )
         base, cut = plan.plugged.base_fingerprint, plan.plugged.cut
-        unfitted = Served(None, requests, plan.config, base, cut, erasure, eraser.question)
+        unfitted = Served(None, requests, plan.config, base, cut, erasure, eraser.question, delta)
         trials = self._fit.trials(forget_set, erased=erasure is not None, complete=eraser.complete)
+        if delta is not None and not rest and not forget_set.class_ids:
+            trials = [(False, 0)]  # a delta alone
         new, allowed = requests - plan.plugged.requests, plan.terms.max_class_loss
         wider = self._fit.wider() if trials[-1][1] and self._measurement.applies(new) else []
         candidates: list[_Candidate] = []
@@ -144,14 +169,25 @@ class Execution:
             with self._report.stage("fit"):
                 if widening:
                     trial = self._fit.fitted(self._report, trial, forget_set, widening)
-            with self._report.stage("check"):
-                recalls = self._measurement.recall(trial, forget_set, new)
-            losses = [recall.loss for label, recall in recalls.items() if label not in forget_set.class_ids]
-            loss, counted = max(losses, default=0.0), self._measurement.counted
-            candidates.append(_Candidate(loss, trial, recalls, self._report.centroids_used, counted))
-            if loss <= allowed / 2:
+            candidates.append(self._candidate(trial, forget_set, new))
+            if candidates[-1].loss <= allowed / 2:
+                break
+        best = min(candidates, key=lambda candidate: candidate.loss)
+        for scale in _SCALES if best.loss > allowed and not plan.force else ():
+            if delta is None:
+                break
+            scaled = replace(best.served, delta=replace(delta, scale=scale))
+            candidates.append(self._candidate(scaled, forget_set, new))
+            if candidates[-1].loss <= allowed:
                 break
         return candidates
+
+    def _candidate(self, trial: Served, forget_set: Forget, new: frozenset[Forget]) -> _Candidate:
+        with self._report.stage("check"):
+            recalls = self._measurement.recall(trial, forget_set, new)
+        losses = [recall.loss for label, recall in recalls.items() if label not in forget_set.class_ids]
+        counted = self._measurement.counted
+        return _Candidate(max(losses, default=0.0), trial, recalls, self._report.centroids_used, counted)
 
     # --- harm
 
@@ -194,12 +230,14 @@ class Execution:
         terms = replace(self._plan.terms, trace=None)
         plan = replace(self._plan, centroids=original.to(original.device), force=True, terms=terms)
         aside = Execution(plan, Report(frozenset()))
+        aside._delta = self._delta.aside(plan.centroids, aside._report)
         refresh = refresh_of(plan.centroids, plan.contact, aside._report, keep_sealed=False)
         return aside._build(requests - {request}, refresh)
 
     def _is_withheld(self, request: Forget) -> bool:
-        verdict = self._report.verdicts[request.digest]
-        if verdict.finding != "farther than before" or not request.names_rows_only or request.reason != "withdrawal":
+        finding = self._report.verdicts[request.digest].finding
+        poor = finding == "farther than before" or (finding == "unchanged" and self._delta.chosen)
+        if not poor or not request.names_rows_only or request.reason != "withdrawal":
             return False
         if self._plan.force:
             self._report.forced.append(f"To {request} was answered although it makes the model know them better.")

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from fedup.clients.labels import LabelsQuestion
-from fedup.clients.protocol import Contact
+from fedup.clients.protocol import Contact, ask_those_there
 from fedup.request import Forget, union
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName, Centroids
@@ -21,7 +21,7 @@ def ask_for_labels(store: Centroids, requests: Collection[Forget], contact: Cont
     named, known = union(requests).sample_ids, store.sample_labels
     unknown = {client: ids - known.get(client, {}).keys() for client, ids in named.items()}
     questions = {client: LabelsQuestion(ids) for client, ids in unknown.items() if ids}
-    for client, labels in contact.ask(questions) if questions else ():
+    for client, labels in ask_those_there(contact, questions, bound=questions).items():
         known[client] = {**known.get(client, {}), **labels}
 
 

@@ -80,7 +80,8 @@ class BottleneckFit:
         plan, store = self.plan, self.plan.centroids
         if store.dp is not None:
             return []
-        named = {store.sample_labels[client][i] for client, ids in forget_set.sample_ids.items() for i in ids}
+        known = store.sample_labels
+        named = {known[c][i] for c, ids in forget_set.sample_ids.items() for i in ids & known.get(c, {}).keys()}
         rows = store.rows_of(cells_in_use(store, forget_set, plan.config))
         labels = store.row_labels()[rows]
         tail = flat_tail(shared_view(plan.plugged.base, frozen=True), plan.plugged.cut, store.shape)

@@ -16,7 +16,8 @@ from fedup.request import Forget
 from fedup.statistics.feature_cache import FeatureCache
 from fedup.statistics.integer_moments import MomentConfig
 from fedup.unlearning.cohort import CohortModel, learn_cohort
-from fedup.unlearning.exact import HeadModel, check_shortened, in_process_with
+from fedup.unlearning.exact import HeadModel
+from fedup.unlearning.exact_model import check_shortened, in_process_with
 
 _USUAL_RULE = HeadRule()
 

@@ -39,6 +39,7 @@ class Measurement:
         plan = self._plan
         behind = any(cut != plan.plugged.cut for cut, _ in candidate.placed)  # an eraser that centroids do not see
         behind |= candidate.erasure is not None and not self._fit.sees_erasers
+        behind |= candidate.delta is not None
         if plan.centroids.dp is not None or (behind and plan.contact is None):
             if candidate.erasure is not None:
                 plan.allow(self._refuse_unchecked, self._report)
@@ -147,7 +148,8 @@ class Measurement:
             counts[cell.label] += store.rows_in(cell) + len(store.excluded.get(cell.name, ()))
         for client, ids in request.sample_ids.items():
             if client not in request.client_ids:
-                counts.update(store.sample_labels.get(client, {})[i] for i in ids)
+                known = store.sample_labels.get(client, {})
+                counts.update(known[i] for i in ids if i in known)
         return {label: count / counts.total() for label, count in sorted(counts.items()) if count}
 
     def _refuse_unchecked(self) -> None:
@@ -161,8 +163,8 @@ class Measurement:
             why = "there is no way to reach them"
             advice = "Pass clients=federation (on the command line, have the data set here)"
         raise HarmError(
-            f"Only clients can tell what an eraser does to each class, and {why}. Nothing was changed. {advice}, or "
-            "serve it unchecked with force=True."
+            f"Only clients can tell what an eraser or a delta does to each class, and {why}. Nothing was changed. "
+            f"{advice}, or serve it unchecked with force=True."
         )
 
 

@@ -1,5 +1,7 @@
 """MomentStore brought to the state that requests ask for: rows leave and come back by subtraction and addition."""
 
+from collections.abc import Collection, Sequence
+
 import torch
 
 from fedup.clients.moments import ClientMoments, MomentChangeQuestion, MomentsQuestion
@@ -24,7 +26,7 @@ class MomentRefresh(Refresh):
     ) -> list[tuple[int, list[Cell], list[Cell]]]:
         """As `Refresh.touched`, with cells whose second moments are needed by themselves."""
         by_client = {client: (cells, unsealed) for client, cells, unsealed in super().touched(used, left_out, ask=ask)}
-        for cell in self.centroids.missing_cells(left_out):
+        for cell in self.centroids.missing_cells(left_out, frozenset(self._silent)):
             cells, _ = by_client.setdefault(cell.client, ([], []))
             if cell not in cells:
                 cells.append(cell)
@@ -32,26 +34,48 @@ class MomentRefresh(Refresh):
 
     def bring_up_to_date(self, used: CellsInUse, left_out: Forget) -> None:
         """Ask for what leaves and comes back and apply it, then ask for single cells; undone on an error."""
-        store, touched = self.centroids, super().touched(used, left_out)
+        self._wait_for_nobody()
+        touched = super().touched(used, left_out)
         changing = {client: cells for client, cells, _ in touched if cells}
-        changes = {client: self._change_question(client, cells, left_out) for client, cells in changing.items()}
-        changed = dict(self._reach().ask(changes)) if changes else {}
+        samples = {client: left_out.sample_ids.get(client, frozenset()) for client in changing}
+        known = [client for client in changing if self._knows_labels(client, samples[client])]
+        changed = self._ask({client: self._change_question(client, changing[client], left_out) for client in known})
         for _, _, unsealed in touched:
             for cell in unsealed:
                 self._unseal(cell)
         for client, (leaving, returning) in changed.items():
-            wanted = left_out.sample_ids.get(client, frozenset())
-            for cell in changing[client]:
-                self._change(cell, wanted, leaving, returning)
+            with self._if_it_fits(client):
+                for cell in changing[client]:
+                    self._change(cell, samples[client], leaving, returning)
             self.report.note_contact(client)
-        missing: dict[int, list[Cell]] = {}
-        for cell in store.missing_cells(left_out):
-            missing.setdefault(cell.client, []).append(cell)
-        questions = {client: self._cells_question(client, cells, left_out) for client, cells in missing.items()}
-        for client, answer in self._reach().ask(questions) if questions else ():
-            for cell in missing[client]:
-                self._keep_cell(cell, answer)
-            self.report.note_contact(client)
+        self._wait_for_answers(changing, left_out)
+        self._ask_for_cells(left_out)
+        self._check_somebody_stays(used)
+
+    def _ask_for_cells(self, left_out: Forget) -> None:
+        """Ask for second moments of single cells until what is retained can be had without anybody who is absent."""
+        store = self.centroids
+        while cells := store.missing_cells(left_out, frozenset(self._silent)):
+            missing: dict[int, list[Cell]] = {}
+            for cell in cells:
+                missing.setdefault(cell.client, []).append(cell)
+            questions = {client: self._cells_question(client, own, left_out) for client, own in missing.items()}
+            for client, answer in self._ask(questions, bound=()).items():
+                with self._if_it_fits(client):
+                    for cell in missing[client]:
+                        self._keep_cell(cell, answer)
+                self.report.note_contact(client)
+            for client in sorted(missing.keys() & self._silent.keys() - left_out.client_ids):
+                self._wait_for(client, store.cells_of(client))
+
+    def _wait_for(self, client: int, cells: Collection[Cell]) -> None:
+        """Only all of a client can be subtracted without its help."""
+        super()._wait_for(client, self.centroids.cells_of(client) if cells else ())
+
+    def _unfit(self, cells: Sequence[Cell], excluded: frozenset[int]) -> Sequence[Cell]:
+        """As `Refresh._unfit`; cells that were purged are in no sum."""
+        unfit = super()._unfit(cells, excluded)
+        return [cell for cell in unfit if cell.name not in self.centroids.purged]
 
     def _change_question(self, client: int, cells: list[Cell], left_out: Forget) -> MomentChangeQuestion:
         store = self.centroids
@@ -150,7 +174,9 @@ class MomentRefresh(Refresh):
         self._keep(store.sealed_second, cell.name)
 
 
-def refresh_of(store: Centroids, contact: Contact | None, report: Report, *, keep_sealed: bool) -> Refresh:
-    """The refresh that fits a store."""
+def refresh_of(
+    store: Centroids, contact: Contact | None, report: Report, *, keep_sealed: bool, new: Forget | None = None
+) -> Refresh:
+    """The refresh that fits a store; `new` is what no filter answers yet."""
     kind = MomentRefresh if isinstance(store, MomentStore) else Refresh
-    return kind(store, contact, report, keep_sealed=keep_sealed)
+    return kind(store, contact, report, keep_sealed=keep_sealed, new=new or Forget())

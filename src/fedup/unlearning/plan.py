@@ -21,6 +21,7 @@ from fedup.targets import check_request
 from fedup.unlearning.bottleneck_fit import CellsInUse, cells_in_use
 from fedup.unlearning.class_recall import check_classes_left
 from fedup.unlearning.closed_form_fit import check_closed_form
+from fedup.unlearning.delta_builder import DeltaBuilder, check_delta, is_tried
 from fedup.unlearning.eraser_builder import EraserBuilder
 from fedup.unlearning.moment_refresh import refresh_of
 from fedup.unlearning.report import Report
@@ -95,7 +96,7 @@ class RequestPlan:
     def cells_asked(self) -> list[CellName]:
         """Cells that clients must cluster again, as far as the server knows."""
         outlook = refresh_of(self.centroids, None, Report(frozenset()), keep_sealed=False)
-        touched = outlook.touched(self.cells_used, self.left_out, ask=False)
+        touched = outlook.touched(replace(self.cells_used, answered=True), self.left_out, ask=False)
         return [cell.name for _, cells, _ in touched for cell in cells]
 
     @cached_property
@@ -126,15 +127,29 @@ class RequestPlan:
     def _eraser(self) -> tuple[list[int], list[str]]:
         report, served = Report(self.requests), self.plugged.served
         builder = EraserBuilder(
-            self.plugged.base, self.plugged.cut, self.eraser_config, self.contact, report, dp=self.centroids.dp
+            self.plugged.base, self.plugged.cut, self.eraser_config, self.contact, report, store=self.centroids
         )
-        clients = builder.clients_to_ask(self.requests, self.left_out, served.question if served else None)
+        rest = self.requests - self.delta_builder(report).requests_of(self.requests)
+        clients = builder.clients_to_ask(rest, self.left_out, served.question if served else None)
         return clients, report.notes
+
+    def delta_builder(self, report: Report) -> DeltaBuilder:
+        """What makes deltas for this plan."""
+        possible = not self.force and self.terms.measure is not False
+        possible = possible and is_tried(self.contact, self.centroids, self.config, self.new)
+        tried, chosen = self.new if possible else frozenset(), self.config.filter == "delta"
+        return DeltaBuilder(self.plugged, self.centroids, self.contact, report, chosen=chosen, tried=tried)
+
+    @cached_property
+    def clients_of_delta(self) -> list[int]:
+        """Clients asked for a change of weights."""
+        return self.delta_builder(Report(self.requests)).clients_to_ask(self.requests, self.left_out)
 
     @property
     def clients_contacted(self) -> list[int]:
         """All clients that are asked something, other than to count answers."""
-        return sorted({*self.samples_asked, *(client for client, _ in self.cells_asked), *self.clients_of_eraser})
+        cells = (client for client, _ in self.cells_asked)
+        return sorted({*self.samples_asked, *cells, *self.clients_of_eraser, *self.clients_of_delta})
 
     @property
     def charges(self) -> Counter[int]:
@@ -165,6 +180,7 @@ class RequestPlan:
         check_request(self.forget_set, store.targets)
         check_known(self.forget_set, clients=store.known_clients, num_classes=store.num_classes)
         self._check_bottleneck()
+        check_delta(plugged, store, self.config)
         if self.config.eraser_cut != "auto":
             find_cut(plugged.base, self.config.eraser_cut)  # or a later request would meet the wrong name
         self._check_ledger()

@@ -26,12 +26,15 @@ class Report:
     centroids_used: int = 0
     cells_replaced: int = 0  # by answers of clients or by sealed originals
     erasure: Mapping[str, Any] | None = None  # the eraser: what, where and why there
+    delta: Mapping[str, Any] | None = None  # the change of weights: for which requests, of which clients
     notes: list[str] = field(default_factory=list)  # for people
     notes_about: dict[str, list[str]] = field(default_factory=dict)  # on one request, by its digest
     verdicts: "dict[str, Verdict]" = field(default_factory=dict)  # by digest of each new request
     class_recall: "dict[int, Recall]" = field(default_factory=dict)  # on retained rows, original and with the filter
     forced: list[str] = field(default_factory=list)  # refusals that force overrode
     withheld: frozenset[Forget] = frozenset()  # requests that stay open without a filter
+
+    pending: dict[int, str] = field(default_factory=dict)  # by client that has not answered: what waits for it
 
     @property
     def worst_class(self) -> "tuple[int, Recall] | None":
@@ -66,6 +69,11 @@ class Report:
             own = self.notes_about.setdefault(request.digest, [])
             if text not in own:
                 own.append(text)
+
+    def wait_for(self, client: int, part: str) -> None:
+        """Record that a part of the answer waits for a client."""
+        before = self.pending.get(client)
+        self.pending[client] = part if before is None or part in before else f"{before}; {part}"
 
     def note_contact(self, client: int) -> None:
         """Record that a client is asked something."""

@@ -1,13 +1,14 @@
 """Requests at the server: unlearn, restore, purge, and the plan of an answer."""
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import torch
 
 from fedup.clients.in_process import InProcess
 from fedup.clients.protocol import Contact
-from fedup.clients.subjects import resolve
-from fedup.errors import ContactError, HarmError, PlugError, RequestError
+from fedup.clients.subjects import resolved as resolved
+from fedup.errors import HarmError, PlugError, RequestError
 from fedup.federation import Federation
 from fedup.filters.bottleneck import Filter, FilterConfig
 from fedup.filters.presets import PresetName, preset
@@ -151,7 +152,7 @@ def restore(
 
 
 def purge(plugged: PluggedModel | HeadModel, centroids: Centroids) -> list[CellName]:
-    """Delete the cells that requests seal from the server.
+    """Delete the cells that requests seal from the server, and of a delta whose changes it holds: their sum stays.
 
     To restore one of several requests then needs the clients again; to restore the last one always works. With a head
     that was learned on a public backbone every restoration needs them.
@@ -166,6 +167,8 @@ def purge(plugged: PluggedModel | HeadModel, centroids: Centroids) -> list[CellN
         sealed = sealed_cells(centroids, plugged.requests)
         forget_set = union(plugged.requests)
         centroids.purge(forget_set, centroids.cells_named(forget_set))
+        if plugged.served is not None and plugged.served.delta is not None and not plugged.served.delta.is_merged:
+            plugged.serve(replace(plugged.served, delta=plugged.served.delta.merged))
         return sealed
 
 
@@ -179,7 +182,7 @@ def classes_left_without_holder(centroids: Centroids, requests: Collection[Forge
 def sealed_cells(centroids: Centroids, requests: Collection[Forget]) -> list[CellName]:
     """Cells at the server that only a restore uses: left out by requests, or originals kept aside."""
     forget_set = union(requests)
-    left_out = {cell.name for cell in centroids.cells_named(forget_set)}
+    left_out = {cell.name for cell in (*centroids.cells_named(forget_set), *centroids.cells_pending)}
     return sorted((left_out - centroids.purged) | set(centroids.sealed))
 
 
@@ -188,18 +191,6 @@ def contact_of(clients: Federation | Contact | None, plugged: PluggedModel, cent
     if isinstance(clients, Federation):
         return InProcess(clients, plugged.base, one_reader=True, ledger=centroids.ledger)
     return clients
-
-
-def resolved(request: Forget, contact: Contact | None) -> Forget:
-    """The request with the rows of its persons, which clients are asked for."""
-    if request.is_resolved:
-        return request
-    if contact is None:
-        raise ContactError(
-            f"To {request} needs the clients, which alone know whose their rows are, and there is no way to reach "
-            "them: pass clients=federation; on the command line, have the data set here."
-        )
-    return resolve(request, contact)
 
 
 def _several(request: Forget | Collection[Forget]) -> frozenset[Forget]:

@@ -35,12 +35,12 @@ _LEAST = 1e-9  # a probability below it counts as this one, so that one struck-o
 
 def measure(case: Case) -> dict[str, float | None]:
     """Differences to Retrain; None where there is no row."""
-    loss = _forget_loss(case.now)
+    loss = forget_loss(case.now)
     figures = {name: _gap(case, *rows) for name, rows in _SETS.items()}
     tug = [gap for rows in _TUG if (gap := _gap(case, *rows)) is not None]
     figures["tow"] = math.prod(1 - abs(gap) for gap in tug)
     figures |= _output_distances(case)
-    return {**figures, "forget_loss": loss, "gap_forget_loss": _less(loss, _forget_loss(case.retrained))}
+    return {**figures, "forget_loss": loss, "gap_forget_loss": _less(loss, forget_loss(case.retrained))}
 
 
 def _gap(case: Case, rows: Rows, forgotten: bool) -> float | None:
@@ -63,7 +63,7 @@ def _output_distances(case: Case) -> dict[str, float]:
     }
 
 
-def _forget_loss(of: Outputs) -> float | None:
+def forget_loss(of: Outputs) -> float | None:
     """Finer than accuracy where samples were honest."""
     logits, labels = of.logits("forgotten"), of.data.labels("forgotten")
     if not len(labels):

@@ -1,7 +1,7 @@
 """Moments of very many clients: what merging them takes, and what a request costs then."""
 
 import multiprocessing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from fedup.bench.speed._rows import Row, Tell
 from fedup.bench.turns import in_turns
 from fedup.clients.collect import collect
 from fedup.clients.moments import ClientMoments
+from fedup.errors import ContactError, FedUPError
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget
 from fedup.rng import generator
@@ -88,10 +89,14 @@ class _Messages:
     ledger: Ledger = field(default_factory=Ledger)
     traffic: Traffic = field(default_factory=Traffic)
     silent: Mapping[int, str] = field(default_factory=dict)
+    absent: Collection[int] = ()
 
     @property
     def clients(self) -> Sequence[int]:
         return range(self.count)
+
+    def failure(self, client: int) -> FedUPError:
+        return ContactError(f"Client {client} gave no answer.")
 
     def check(self, request: Forget) -> None:
         """Nothing is known of clients."""

@@ -28,7 +28,7 @@ def own_data(name: str, options: FileOptions | None = None) -> Own | None:
     is nothing of that name."""
     place, _, column = name.partition(":")
     options = options or FileOptions()
-    path = _located(place, moved=options.sha256 is not None)
+    path = located(place, moved=options.sha256 is not None)
     if path is None:
         if Path(place).suffix.lower() in (*_TABLES, ".parquet"):
             kind = "Parquet file" if place.endswith(".parquet") else "file"
@@ -41,7 +41,7 @@ def own_data(name: str, options: FileOptions | None = None) -> Own | None:
         parquet = OwnParquet(path, label)
         if path.is_dir() or parquet.has_layout(options):
             return parquet
-    test = options.test_file and (_located(options.test_file, options.sha256 is not None) or options.test_file)
+    test = options.test_file and (located(options.test_file, options.sha256 is not None) or options.test_file)
     return _read_once(path, replace(options, label=label, test_file=test and str(test)))
 
 
@@ -61,7 +61,7 @@ def _own(path: Path, options: FileOptions, *stamp: int) -> OwnTable | OwnImages:
     return OwnImages(path, options) if path.is_dir() else OwnTable(path, options)
 
 
-def _located(place: str, moved: bool) -> Path | None:
+def located(place: str, moved: bool) -> Path | None:
     """Where the files are; those of a run folder are looked for by their name, too, in case they were moved."""
     root, path = data_root(), Path(place)
     below = [root / path.name] if root and (path.name == place or moved) else []
@@ -120,6 +120,19 @@ class OwnParquet:
                 f"{highest}: labels must lie in 0 … {len(names) - 1}."
             )
         return Dataset(self.path.stem, x, y, test_x, test_y, names)
+
+    def labelled(self, inputs: Any) -> tuple[Tensor, Tensor]:
+        """All rows of the training files as a model takes them that was trained with these inputs, and their labels."""
+        files = self._files("train")
+        if isinstance(inputs, Images):
+            pixels, shape = self._pixels(files), (inputs.channels, inputs.height, inputs.width)
+            if pixels.shape[1:] != shape:
+                raise DataError(
+                    f"{self.path} holds images of shape {tuple(pixels.shape[1:])}, and training had {shape}."
+                )
+            return inputs.scale(pixels), self._labels(files)
+        columns = {"text_column": self._content[0], "label_column": self._label}
+        return inputs.prepare([text for path in files for text in read_texts(path, **columns)[0]]), self._labels(files)
 
     @property
     def files(self) -> list[Path]:

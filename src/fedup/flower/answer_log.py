@@ -1,0 +1,130 @@
+"""A file of answers, one behind the other.
+
+Thousands of nodes answer within seconds: a file for each would take longer to sync than all else that the server does.
+"""
+
+import hashlib
+import json
+import os
+import struct
+from io import FileIO
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedup.files import explained
+from fedup.flower.wire import Answer
+
+_HEAD = struct.Struct("<4sHIQ32s")  # magic, bytes of the key, of the header and of the numbers, sha256 of all three
+_MAGIC = b"FUPA"
+_SYNCED_BYTES = 2**25  # at most so much is lost in a power cut; nothing is if only the process dies
+
+
+class AnswerLog:
+    """Answers by key. One that is damaged, or was not written to its end, is as one that never came."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: FileIO | None = None
+        self._places: dict[str, int] = {}
+        self._unsynced = 0
+        if path.exists():
+            self._open()
+
+    @property
+    def keys(self) -> list[str]:
+        """Of the answers that are there, in the order in which they came."""
+        return list(self._places)
+
+    def get(self, key: str) -> Answer | None:
+        """An answer; None if there is none, or it is damaged."""
+        if key not in self._places or self._file is None:
+            return None
+        with explained(f"read {self._path}"):
+            return _answer_at(self._file.fileno(), self._places[key])
+
+    def put(self, key: str, answer: Answer) -> None:
+        """Append an answer; it survives the process at once, and a power cut after `sync`."""
+        with explained(f"write {self._path}"):
+            if self._file is None or os.fstat(self._file.fileno()).st_nlink == 0:  # removed by another server
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._open()
+            assert self._file is not None
+            place, content = self._file.seek(0, os.SEEK_END), _record(key, answer)
+            try:
+                left = memoryview(content)
+                while left:  # a disk that is nearly full takes some of it first
+                    left = left[self._file.write(left) :]
+            except OSError:
+                self._file.truncate(place)
+                raise
+            self._places[key], self._unsynced = place, self._unsynced + len(content)
+            if self._unsynced >= _SYNCED_BYTES:
+                self.sync()
+
+    def sync(self) -> None:
+        """Make all answers so far survive a power cut."""
+        if self._unsynced and self._file is not None:
+            with explained(f"write {self._path}"):
+                os.fsync(self._file.fileno())
+            self._unsynced = 0
+
+    def remove(self) -> None:
+        """Delete the file."""
+        if self._file is not None:
+            self._file.close()
+        self._file, self._places, self._unsynced = None, {}, 0
+        with explained(f"remove {self._path}"):
+            self._path.unlink(missing_ok=True)
+
+    def _open(self) -> None:
+        """Open the file, and find what it holds up to the first record that is no record."""
+        with explained(f"open {self._path}"):
+            self._file = FileIO(self._path, "ab+")
+            self._path.chmod(0o600)
+            self._places, end, size = {}, 0, os.fstat(self._file.fileno()).st_size
+            while (head := _head_at(self._file.fileno(), end, size)) is not None:
+                key, length = head
+                self._places[key], end = end, end + length
+            if end < size:  # by a process that was killed
+                self._file.truncate(end)
+
+
+def _record(key: str, answer: Answer) -> bytes:
+    arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in answer.arrays.items()}
+    about = [[name, array.dtype.name, array.shape] for name, array in arrays.items()]
+    plain = {"base": answer.base, "details": dict(answer.details), "size": answer.size, "arrays": about}
+    parts = [key.encode(), json.dumps(plain).encode(), b"".join(array.tobytes() for array in arrays.values())]
+    digest = hashlib.sha256(b"".join(parts)).digest()
+    return b"".join([_HEAD.pack(_MAGIC, *map(len, parts), digest), *parts])
+
+
+def _head_at(file: int, place: int, size: int) -> tuple[str, int] | None:
+    """The key and the length of the record that starts there; None if there is no whole one."""
+    head = os.pread(file, _HEAD.size, place)
+    if len(head) < _HEAD.size:
+        return None
+    magic, key_size, header_size, body_size, _ = _HEAD.unpack(head)
+    length = _HEAD.size + key_size + header_size + body_size
+    if magic != _MAGIC or place + length > size:
+        return None
+    return os.pread(file, key_size, place + _HEAD.size).decode(errors="replace"), length
+
+
+def _answer_at(file: int, place: int) -> Answer | None:
+    head = os.pread(file, _HEAD.size, place)
+    try:
+        _, key_size, header_size, body_size, digest = _HEAD.unpack(head)
+        content = os.pread(file, key_size + header_size + body_size, place + _HEAD.size)
+        if hashlib.sha256(content).digest() != digest:
+            return None
+        plain = json.loads(content[key_size : key_size + header_size])
+        arrays, start = {}, key_size + header_size
+        for name, dtype, shape in plain["arrays"]:
+            count = int(np.prod(shape, dtype=np.int64))
+            numbers = np.frombuffer(content, dtype=np.dtype(dtype), count=count, offset=start).reshape(shape)
+            arrays[name], start = torch.from_numpy(numbers.copy()), start + numbers.nbytes
+        return Answer("ok", plain["base"], plain["details"], arrays, size=plain["size"])
+    except (struct.error, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,94 @@
+"""Training beside a served base: its own lock, and a checkpoint that holds for one base and one set of requests.
+
+Such a training may take hours, so it does not hold the lock of the folder: requests are answered meanwhile. What it
+was started for is in the name of its checkpoint. When that is no longer so, the next command that writes removes it.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from fedup.errors import RequestError
+from fedup.files import explained
+from fedup.run.lock import held, holder
+from fedup.run.state import State
+
+Kind = Literal["continue", "retrain"]
+FOLDER, LOCK = "training", "retrain.lock"
+_SHOWN = 16  # hex digits in a file's name
+
+
+def purpose(state: State) -> str:
+    """A hash of what a training is for: the base that it replaces, and the requests that it leaves out."""
+    left_out = [(request.id, request.forget.digest) for request in (*state.active, *state.open, *state.waiting)]
+    finished = [request.id for request in state.finished]
+    text = json.dumps([state.base, sorted(left_out), finished])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def checkpoint(folder: Path, state: State, kind: Kind) -> Path:
+    """Where the rounds of a training are kept that is not finished."""
+    return folder / FOLDER / f"{kind}-{purpose(state)[:_SHOWN]}.safetensors"
+
+
+def checkpoints(folder: Path, state: State) -> dict[Path, str]:
+    """Where such rounds may lie, and the command that goes on from there."""
+    commands: dict[Kind, str] = {"retrain": "retrain", "continue": "train --more-rounds"}
+    return {checkpoint(folder, state, kind): command for kind, command in commands.items()}
+
+
+def training_holder(folder: Path) -> str | None:
+    """The process that trains beside the served base, in words; None when there is none."""
+    return holder(folder / LOCK)
+
+
+@contextmanager
+def training(
+    folder: Path, command: str, *, wait_s: float, on_wait: Callable[[str], None] = lambda holder: None
+) -> Iterator[None]:
+    """Only one training at a time; whoever writes to the folder meanwhile is not kept waiting."""
+    with held(folder / LOCK, command, wait_s=wait_s, on_wait=on_wait):
+        yield
+
+
+def check_purpose(before: State, now: State) -> None:
+    """Raise if the base or the requests changed since a training began."""
+    if purpose(before) == purpose(now):
+        return
+    if before.base != now.base:
+        changed = f"the base is {now.base[:12]} now, and it was {before.base[:12]}"
+    else:
+        names = [{request.id for request in (*state.active, *state.open, *state.waiting)} for state in (before, now)]
+        came, went = sorted(names[1] - names[0]), sorted(names[0] - names[1])
+        parts = [f"{', '.join(came)} came in"] if came else []
+        parts += [f"{', '.join(went)} is taken back or finished"] if went else []
+        changed = " and ".join(parts)
+    raise RequestError(
+        f"While the model was trained, {changed}: the new model was made for other requests than those that hold now. "
+        "It was not put in place, and the folder serves what it served. Run the same command again: it trains "
+        "for the requests that hold then."
+    )
+
+
+def sweep_training(folder: Path, state: State) -> None:
+    """Remove checkpoints that no training goes on from, unless one runs now."""
+    place = folder / FOLDER
+    if not place.is_dir() or training_holder(folder) is not None:
+        return
+    wanted = purpose(state)[:_SHOWN]
+    with explained(f"remove leftovers in {place}"):
+        for path in place.iterdir():
+            if path.name.startswith(".") or not path.stem.endswith(f"-{wanted}"):
+                path.unlink(missing_ok=True)
+    with suppress(OSError):
+        place.rmdir()  # if it is empty
+
+
+def drop_training(folder: Path) -> None:
+    """Remove all checkpoints: the training is over."""
+    with explained(f"remove {folder / FOLDER}"):
+        shutil.rmtree(folder / FOLDER, ignore_errors=False) if (folder / FOLDER).is_dir() else None

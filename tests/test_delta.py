@@ -1,0 +1,117 @@
+"""A delta: withdrawn rows look unseen, and the base stays as it is, bit for bit."""
+
+from functools import cache
+
+import pytest
+import torch
+from tests._marked import same_bits
+from torch import nn
+
+from fedup import Federation, FilterConfig, Forget, collect, load_filter, plug, restore, save_filter, unlearn
+from fedup.errors import ContactError, RequestError, SettingError
+from fedup.models.views import fingerprint
+from fedup.privacy.guarantee import DP
+
+DELTA = FilterConfig(filter="delta")
+CLASSES, WIDTH = 3, 20
+
+
+@cache
+def world():
+    """A model that has learned its clients' rows by heart, and their federation; read only."""
+    draws = torch.Generator().manual_seed(0)
+    y = torch.arange(1500) // 3 % CLASSES
+    centres = 0.3 * torch.randn(CLASSES, WIDTH, generator=draws)
+    x = centres[y] + torch.randn(len(y), WIDTH, generator=draws)
+    federation = Federation.split(x, y, [torch.arange(i, 1500, 3) for i in range(3)], heldout=0.4, validation=0.1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+    rows, optimizer = federation.rows(), torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(80):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+    return model.eval().requires_grad_(False), federation
+
+
+def withdrawn(client, start=0, count=60):
+    return Forget.samples({client: world()[1].client(client).train[start : start + count].tolist()})
+
+
+def serving(*requests, config=DELTA, statistics="moments"):
+    model, federation = world()
+    plugged, store = plug(model), collect(model, federation, statistics=statistics)
+    reports = [unlearn(plugged, store, request, clients=federation, config=config) for request in requests]
+    return plugged, store, reports
+
+
+def hits(model, rows):
+    _, federation = world()
+    return float((model(federation.x[rows]).argmax(1) == federation.y[rows]).float().mean())
+
+
+def test_withdrawn_rows_look_unseen_and_unplugging_gives_the_base_back_bit_for_bit(tmp_path):
+    model, federation = world()
+    before, client, request = fingerprint(model), federation.client(1), withdrawn(1)
+    forgotten, unseen = federation.forgotten(request), torch.cat([client.validation, client.heldout])
+    assert hits(model, forgotten) > hits(model, unseen) + 0.15, "premise"
+    plugged, store, (report,) = serving(request)
+    verdict = report.verdicts[request.digest]
+    assert verdict.finding in ("forgotten", "too few rows"), verdict.words
+    assert report.clients_contacted == [1] and report.time_s["delta"] > 0
+    assert abs(hits(plugged, forgotten) - hits(plugged, unseen)) < 0.1
+    others = torch.cat([federation.client(i).heldout for i in (0, 2)])
+    assert hits(plugged, others) > hits(model, others) - 0.04
+    assert plugged.served.derived_from_forgotten and plugged.served.filter is None
+    save_filter(plugged, tmp_path / "filter")
+    again = plug(model)
+    load_filter(again, tmp_path / "filter")
+    assert same_bits(again, plugged) and torch.equal(again(federation.x), plugged(federation.x))
+    with plugged.restored():
+        assert torch.equal(plugged(federation.x), model(federation.x))
+    restore(plugged, store, request, clients=federation)
+    assert plugged.served is None and plugged.unplug() is model and fingerprint(model) == before
+
+
+def test_a_set_of_requests_gives_one_delta_whatever_the_order_and_asks_no_client_twice():
+    _, federation = world()
+    first, second, third = withdrawn(0), withdrawn(1), withdrawn(1, 60, 60)
+    one, store, reports = serving(first, second, third)
+    assert [report.clients_contacted for report in reports] == [[0], [1], [1]]
+    other, *_ = serving(third, second, first)
+    together, *_ = serving([second, first, third])
+    for plugged in (other, together):
+        assert torch.equal(plugged(federation.x), one(federation.x)) and plugged.requests == one.requests
+    alone, *_ = serving(first)
+    assert not torch.equal(alone(federation.x), one(federation.x))
+    restore(one, store, [second, third], clients=federation)
+    assert torch.equal(alone(federation.x), one(federation.x))
+
+
+def test_a_forgotten_class_is_never_answered_beside_a_delta():
+    _, federation = world()
+    request = withdrawn(1)
+    for requests in ([Forget.classes([2]), request], [request, Forget.classes([2])]):
+        plugged, *_ = serving(*requests)
+        assert plugged.served.filter is not None and plugged.served.delta is not None
+        assert 2 not in plugged(20 * federation.x).argmax(1)
+
+
+def test_what_cannot_be_had_is_refused_and_changes_nothing():
+    model, federation = world()
+    plugged, store, _ = serving(withdrawn(0), statistics="centroids")
+    served, centroids = plugged.served, store.vectors.clone()
+    elsewhere = Forget.samples({1: federation.client(0).train[:30].tolist()})
+    few = withdrawn(1, count=4)
+    for request, error, words in (
+        (elsewhere, RequestError, "was not trained on"),
+        (few, RequestError, "fewer than 5"),
+        (Forget.clients([1]), ContactError, "no way to reach"),
+    ):
+        with pytest.raises(error, match=words):
+            clients = federation if request.sample_ids else None
+            unlearn(plugged, store, request, clients=clients, config=DELTA)
+        assert plugged.served is served and torch.equal(store.vectors, centroids) and not store.open
+    private = collect(model, federation, privacy=DP(epsilon=8.0, delta=1e-5, clip="unit"))
+    with pytest.raises(SettingError, match="differential privacy"):
+        unlearn(plug(model), private, withdrawn(1), clients=federation, config=DELTA)
