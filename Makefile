@@ -10,7 +10,7 @@ DEMO_READY := $(or $(wildcard $(READY)),$(VENV)/.demo-ready-$(KEY))
 DOCS_READY := .venv-docs/.ready-$(KEY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all figures operator your_data lint types format clean
+.PHONY: help setup demo test test-all figures operator retrain your_data lint types format clean
 
 help:
 	@echo "make demo       train, forget, restore on built-in data; writes runs/demo/report.html"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-all   all tests"
 	@echo "make figures    the README's figures anew, from a run of the demo"
 	@echo "make operator   docs/operator.md anew, by running its commands (needs MNIST)"
+	@echo "make retrain    docs/retrain.md anew, in the same way"
 	@echo "make your_data  docs/your_data.md anew, by running its commands"
 	@echo "make docs       the documentation as a web site in site/"
 	@echo "make lint types format setup clean"
@@ -68,6 +69,9 @@ figures: $(READY)
 
 operator: $(READY)
 	$(BIN)/python docs/transcript.py docs/operator.md
+
+retrain: $(READY)
+	$(BIN)/python docs/transcript.py docs/retrain.md
 
 your_data: $(READY)
 	$(BIN)/python docs/transcript.py docs/your_data.md

@@ -6,7 +6,15 @@ import shutil
 import pytest
 import torch
 from tests.cli._in_process import ok, refused
-from transformers import BertConfig, BertModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    ResNetConfig,
+    ResNetModel,
+    ViTConfig,
+    ViTImageProcessor,
+    ViTModel,
+)
 
 import fedup
 from fedup.bench.result_tables import write_result_tables
@@ -90,6 +98,36 @@ def test_a_hugging_face_folder_is_a_backbone_and_says_where_it_comes_from(tmp_pa
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(FedUPError):
         load_backbone(str(tmp_path / "broken"), (5,))
+
+
+@pytest.mark.parametrize(("kind", "pooling"), [("vit", "cls"), ("vit", "mean"), ("resnet", "mean")])
+def test_a_folder_of_an_image_model_gets_pixels_as_its_own_processor_makes_them(tmp_path, kind, pooling):
+    tokens = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    stages = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
+    vit = ViTConfig(**tokens, image_size=32, patch_size=8)
+    model = ViTModel(vit) if kind == "vit" else ResNetModel(ResNetConfig(**stages))
+    settings = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3], "resample": 2 if kind == "vit" else 3}
+    processor = ViTImageProcessor(size={"height": 32, "width": 32}, **settings)
+    model.eval().save_pretrained(tmp_path)
+    with pytest.raises(MissingDataError, match=r"preprocessor_config\.json is missing"):
+        load_backbone(str(tmp_path), (3, 24, 24))
+    if kind == "vit":
+        processor.save_pretrained(tmp_path)
+    else:  # the same by another way
+        cut = {"size": {"shortest_edge": 32}, "do_center_crop": True, "crop_size": {"height": 32, "width": 32}}
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({**settings, **cut}))
+    about = {"source": "a", "licence": "b", "declared_by": "c", "pooling": pooling}
+    (tmp_path / "fedup.json").write_text(json.dumps(about))
+    pixels = torch.randint(0, 256, (3, 3, 24, 24), dtype=torch.uint8)
+    inputs = {"kind": "image", "mean": [0.3, 0.4, 0.5], "std": [0.1, 0.2, 0.3]}
+    backbone = load_backbone(str(tmp_path), (3, 24, 24), inputs=inputs)
+    mean, std = (torch.tensor(inputs[name]).view(1, 3, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        made = processor(list(pixels), return_tensors="pt")["pixel_values"]
+        expected = model(pixel_values=made).last_hidden_state
+    expected = expected.mean((2, 3)) if kind == "resnet" else expected[:, 0] if pooling == "cls" else expected.mean(1)
+    found = backbone((pixels / 255 - mean) / std)
+    assert torch.allclose(found, expected, atol=0.02 * float(expected.abs().max())) and backbone.origin.source == "a"
 
 
 def test_a_backbone_that_is_missing_says_how_to_get_it(monkeypatch, tmp_path):

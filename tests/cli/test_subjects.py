@@ -122,6 +122,27 @@ def test_what_has_too_few_rows_waits_and_is_answered_with_others(run):
     assert "No request waits" in ok("unlearn", "--run", run, "--pending").out
 
 
+def test_persons_in_force_and_waiting_are_left_out_of_later_rounds_and_finished_together(run):
+    assert fedup("unlearn", "--run", run, "--subject", "Small-21", *ANY_LOSS).code == WAITS
+    ok("unlearn", "--run", run, "--client", 0, "--force")
+    named = union(request.forget for request in Run(run).read().requests)
+    rows = Session(run).federation.without(named).rows("train")
+    on = ok("train", "--run", run, "--more-rounds", 1, "--force", "--json").json
+    assert (on["waiting"], on["followed"], on["rows"]) == (["R1"], ["R2"], len(rows))
+    status = ok("status", "--run", run, "--json").json
+    assert [own["weights"].partition(";")[0] for own in status["requests"]] == ["not suppressed", "suppressed"]
+    anew = ok("retrain", "--run", run, "--force", "--json").json
+    assert anew["requests"] == ["R1", "R2"] and anew["rows"] == len(rows)
+    ok("collect", "--run", run)
+    again = ok("unlearn", "--run", run, "--subject", "Small-21")
+    assert "R1 is finished, the model was trained without it" in again.out
+    refused("restore", "--run", run, "--subject", "Small-21", told="R1 is finished")
+    refused("unlearn", "--run", run, "--client", 1, "--subject", "Small-21", told="was never trained on them")
+    assert ok("verify", "--run", run, "--json").json["ok"] and ids_in(run) == []
+    ok("evidence", "R1", "--run", run)
+    assert "trained anew without" in (run / "evidence" / "R1.html").read_text()
+
+
 def test_refusals_name_the_id_that_was_typed_and_change_nothing(run, tmp_path):
     before, other = contents(run), tmp_path / "other.key"
     SubjectKey.new().save(other)

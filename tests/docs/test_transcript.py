@@ -53,7 +53,7 @@ def test_every_command_of_the_page_on_own_data_ends_as_the_page_says(transcript,
             subprocess.run(["bash", "-c", line.replace("python ", f"{sys.executable} ")], cwd=tmp_path, check=True)
 
 
-@pytest.mark.parametrize("page", ["operator.md", "your_data.md"])
+@pytest.mark.parametrize("page", ["operator.md", "retrain.md", "your_data.md"])
 def test_a_page_made_of_commands_names_no_path_of_the_machine_it_was_made_on(page):
     text = (DOCS / page).read_text()
     assert "/home/" not in text and "/tmp/" not in text

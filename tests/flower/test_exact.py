@@ -2,10 +2,12 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 from tests.cli._in_process import ok as fedup_command
 from tests.flower._grid import FIRST, World, digits
+from tests.flower.exact_app.exactly import task
 
 import fedup
 from fedup import Forget, HeadModel, learn_head, with_blank_head
@@ -126,3 +128,26 @@ def test_a_node_that_is_away_holds_up_nothing_and_nothing_exact_is_claimed_meanw
     server.unlearn(Forget.clients([2]), contact)
     server.purge()
     assert server.model().claim.kind == "exact" and server.relearned(contact)
+
+
+@pytest.mark.slow
+def test_in_flowers_simulation_totals_are_those_learned_without_the_data_in_process(tmp_path, monkeypatch):
+    app, root = Path(__file__).parent / "exact_app", Path(__file__).parents[2]
+    monkeypatch.syspath_prepend(str(root / "examples" / "flower-app"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    from run import Processes, serve
+
+    home = tmp_path / "home"
+    home.mkdir()
+    processes = Processes(home, tmp_path, 300)
+    try:
+        serve(processes, "simulation", home, task.NODES)
+        nodes = ["--federation-config", f"num-supernodes={task.NODES}"]
+        processes.call("flwr", "run", str(app), "fedup", "--stream", "-c", f'out="{tmp_path}"', *nodes)
+    finally:
+        processes.stop()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert len(found) == 6 and found[2]["relearned"] and found[5]["relearned"]
+    for own in found:
+        without = task.federation().without(union(map(Forget.from_json, own["requests"])))
+        assert own["totals"] == learn_head(task.backbone(), without, num_classes=task.CLASSES).totals_hash()

@@ -27,7 +27,7 @@ def test_a_command_killed_where_it_touches_the_folder_is_before_or_after_its_ste
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["train", _QUICK])
+@pytest.mark.parametrize("name", ["train", _QUICK, "retrain"])
 def test_a_command_interrupted_where_it_touches_the_folder_is_before_or_after_its_step(
     name: str, folders: Folders, tmp_path: Path
 ):

@@ -186,8 +186,12 @@ def test_a_worse_model_is_declined_its_rounds_are_kept_and_only_one_trains_at_a_
 def test_charges_survive_a_new_base_and_a_budget_refuses_before_the_first_round(tmp_path):
     run = copy_of("private", tmp_path)
     ok("unlearn", "--client", 2, "--run", run, *QUICK)
+    before = ledger_of(_state(run)).charges
+    ok("train", "--more-rounds", 1, "--run", run, *ANY)
     spent = ledger_of(_state(run)).charges
-    ok("budget", "--epsilon", 9, "--run", run)
+    assert [charge.client for charge in spent[len(before) :]] == [0, 1, 2, 3]  # the same guarantee, charged again
+    assert ok("verify", "--run", run, "--json").json["ok"] is True
+    ok("budget", "--epsilon", 13, "--run", run)
     said = refused("train", "--more-rounds", 1, "--run", run, told="has spent")
     assert "round 1" not in said.err
     ok("retrain", "--run", run, *ANY)

@@ -30,6 +30,7 @@ BACKDOOR = [
     "totals",
     "seconds",
 ]
+TUNED = ["data, backbone", "rows", "learned", "rounds", "accuracy", "CPU time", "sent by clients", "client forgotten"]
 COST = ["data, backbone", "features", "accuracy", "sent by clients", "store"]
 ABOUT = (
     "Accuracy on the official test set (or a part of it), 10 clients, Dirichlet 0.5, one round, no rows held out. "
@@ -52,6 +53,13 @@ def exact_table(results: Sequence[dict[str, Any]]) -> str:
         for each in results
     ]
     costs = [line for each in results for line in _costs(each)]
+    tuned = [line for each in results if each["fine_tuned"] for line in _tuned(each)]
+    against = [
+        "Against training the whole backbone by FedAvg, on the same rows of the same clients. CPU time is of one core, "
+        "with the features for the two heads; *client forgotten* is what it takes to be without a client: training "
+        "again takes as long as training.",
+        markdown_table(TUNED, tuned),
+    ]
     return "\n\n".join(
         [
             "# Exact mode",
@@ -60,6 +68,7 @@ def exact_table(results: Sequence[dict[str, Any]]) -> str:
             "A backdoor: 40 % of the rows of three clients carry a trigger and a wrong label, and are forgotten as "
             "samples. *Led astray*: test images or texts with the trigger that are answered so.",
             markdown_table(BACKDOOR, [_backdoor(each) for each in results]),
+            *(against if tuned else []),
             "Fewer features by a public random projection:",
             markdown_table(COST, costs),
             f"n = 1 for each line; {'; '.join(sorted(machines))}.",
@@ -89,6 +98,23 @@ def _backdoor(result: dict[str, Any]) -> list[str]:
     shares = [f"{own[state][key]:.3f}" for key in ("led_astray", "accuracy") for state in states]
     equal = "equal" if own["equal"] else "DIFFERENT"
     return [_name(result), *shares, f"{equal}, {own['claim']}", show_seconds(own["time_s"])]
+
+
+def _tuned(result: dict[str, Any]) -> list[list[str]]:
+    learned, head, whole = (result[name] for name in ("learned", "fedavg", "fine_tuned"))
+    features, lines = result.get("extracting_cpu_s", 0.0), []
+    ways = [("exact head", 1, learned, features), ("FedAvg, head", head["rounds"], head, features)]
+    for name, rounds, own, before in [*ways, ("FedAvg, whole backbone", whole["rounds"], whole, 0.0)]:
+        again = (
+            learned.get("request_cpu_s", learned["request_s"]) if own is learned else own.get("cpu_s", own["time_s"])
+        )
+        cost = [
+            show_seconds(own.get("cpu_s", own["time_s"]) + before),
+            show_bytes(own["bytes_up"]),
+            show_seconds(again),
+        ]
+        lines.append([_name(result), f"{result['rows']:,}", name, str(rounds), f"{own['accuracy']:.3f}", *cost])
+    return lines
 
 
 def _costs(result: dict[str, Any]) -> list[list[str]]:

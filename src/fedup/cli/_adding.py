@@ -35,7 +35,7 @@ def add_rows(session: Session, source: str, client: str | None, *, join: bool, w
         before = session.federation_if_here
         if before is None:
             raise MissingDataError("Rows are added to those of the clients, whose data set is not here. Bring it back.")
-        rows = labelled_rows(source, state.about, whose=True)
+        rows = labelled_rows(source, session.about, whose=True)
         _check_persons(session, state, rows)
         check_ids(session.row_ids, rows)
         number, names = _holders(state, rows, client, before.ids, join=join)

@@ -20,7 +20,7 @@ from fedup.tasks.scores import by_output, more_by_output, score
 
 def evaluate_file(session: Session, path: Path, state: State, plugged: PluggedModel) -> dict[str, Any]:
     """Accuracies on the rows of a file: of the original model, with the filter, and restored."""
-    rows = labelled_rows(str(path), state.about)
+    rows = labelled_rows(str(path), session.about)
     x, y = rows.x.to(session.device), rows.y.to(session.device)
     measured = {"original": _measure(plugged.base, x, y)}
     if state.filter is not None:
@@ -39,7 +39,7 @@ def evaluate_file(session: Session, path: Path, state: State, plugged: PluggedMo
 def evaluate_head_on_file(session: Session, path: Path) -> dict[str, Any]:
     """The same of a head on a public backbone, which takes the place of model and filter."""
     state, model = session.answering()
-    rows = labelled_rows(str(path), state.about)
+    rows = labelled_rows(str(path), session.about)
     x, y = rows.x.to(session.device), rows.y.to(session.device)
     return {
         "file": str(path),

@@ -71,8 +71,7 @@ def check_can_train(state: State, path: Path, verb: str) -> None:
 
 def retained(session: Session, state: State) -> Federation:
     """The clients without the rows of finished requests and of all that are in force, open or waiting."""
-    standing = (*state.active, *state.open, *state.waiting)
-    return session.federation.without(state.left_out) if standing else session.federation
+    return session.federation.without(state.left_out) if state.standing else session.federation
 
 
 def start_anew(session: Session, state: State, weights: Path | None) -> nn.Module:

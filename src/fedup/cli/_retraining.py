@@ -110,7 +110,7 @@ def retrain_into(session: Session, how: Retraining) -> dict[str, Any]:
 
 
 def _standing(state: State) -> list[str]:
-    return [request.id for request in (*state.active, *state.open, *state.waiting)]
+    return [request.id for request in state.standing]
 
 
 def _scaled_with(state: State) -> bool:

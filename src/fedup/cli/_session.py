@@ -122,7 +122,12 @@ class Session:
 
         state = self.run.read()
         copies = {own.sha256: str(self.run.code(own.code)) for own in additions(state) if own.code}
-        return [(own, own.read(state.about, copies.get(own.sha256))) for own in additions(state)]
+        return [(own, own.read(self.about, copies.get(own.sha256))) for own in additions(state)]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the folder is about; where its data set has code, `data` is the path of the copy here."""
+        return {**self.run.read().about, "data": self.recipe.data}
 
     def _with_additions(self, federation: Federation) -> Federation:
         from fedup.tasks.additions import holders_of, with_rows

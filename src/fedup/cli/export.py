@@ -37,9 +37,10 @@ def export(
         },
         "journal_head": state.head,
     }
-    export_program(served, session.probe(state), out, about=about)
+    inputs = session.probe(state)
+    export_program(served, inputs, out, about=about)
     under = f"under filter {about['filter']}" if state.active else "without a filter: no request is in force"
-    shape = ", ".join(map(str, ["N", *state.about["input_shape"]]))
+    shape = ", ".join(map(str, ["N", *inputs.shape[1:]]))
     text = (
         f"Wrote {out}: the model {under}. A snapshot: requests that come later do not reach it.\n"
         f"It takes inputs of shape ({shape}), prepared as in training; fedup.json inside names classes and scaling."

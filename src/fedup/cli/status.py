@@ -9,6 +9,7 @@ from rich.table import Column, Table
 from fedup.cli import _options as options
 from fedup.cli._progress import wide_console
 from fedup.cli._text import size, table
+from fedup.cli._wording import as_command_line
 from fedup.cli.budget import print_ledger
 from fedup.run.bases import NOT_IN_WEIGHTS, SUPPRESSED
 from fedup.run.folder import Run
@@ -74,9 +75,9 @@ def _print_queue(console: Console, found: dict[str, Any]) -> None:
         console.print(f"[green]In service[/] {served['request']}: {escape(served['by'])}.")
     for own in found["queued"]:
         if own["postponed"]:
-            console.print(f"[yellow]Postponed[/] {own['id']}: {escape(own['postponed'])}")
+            console.print(f"[yellow]Postponed[/] {own['id']}: {escape(as_command_line(own['postponed']))}")
     for own in found["refused"]:
-        console.print(f"[red]Refused[/] {own['id']}: {escape(own['why'])}")
+        console.print(f"[red]Refused[/] {own['id']}: {escape(as_command_line(own['why']))}")
 
 
 def _facts(found: dict[str, Any]) -> dict[str, str]:

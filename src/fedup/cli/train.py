@@ -96,16 +96,9 @@ def train(
         raise typer.Exit(1 if result["declined"] else 0)
     if backbone is not None:
         from fedup.cli._exact import known_keep, learn_into, print_learned
-        from fedup.cli._tables import public_scaling
 
-        others = [*settings.keys() - {"clients", "partition", "rows", "seed"}]
-        others += [name for name, value in (("model", model), ("weights", weights)) if value is not None]
-        if others:
-            named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(others))
-            raise typer.BadParameter(f"--backbone learns a head in one round, in closed form: leave out {named}.")
         session = Session(run, device=device, subject_key=subject_key)
-        publicly_scaled = public_scaling(data, options_from(file))
-        recipe = Recipe.suited_to(data, file=publicly_scaled, **{**settings, "rounds": 1})
+        recipe = _recipe_of_head(data, {**settings, "model": model, "weights": weights}, file)
         result = learn_into(session, recipe, backbone, features, known_keep(keep), wait)
         options.show(result, as_json, lambda result: print_learned(result, run))
         return
@@ -127,6 +120,18 @@ def train(
             f"{result['accuracy']['heldout']:.3f}.\n{notes}Model {result['fingerprint'][:12]} is in {run}."
         )
     options.show(result, as_json, lambda _: typer.echo(visible(f"{said} Next: fedup collect{of(run)}")))
+
+
+def _recipe_of_head(data: str, given: dict[str, Any], file: Settings) -> "Recipe":
+    """Who the clients are; settings of training in rounds are refused."""
+    from fedup.cli._tables import options_from, public_scaling
+    from fedup.tasks.recipe import Recipe
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if others := sorted(chosen.keys() - {"clients", "partition", "rows", "seed"}):
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise typer.BadParameter(f"--backbone learns a head in one round, in closed form: leave out {named}.")
+    return Recipe.suited_to(data, file=public_scaling(data, options_from(file)), **{**chosen, "rounds": 1})
 
 
 def _train(

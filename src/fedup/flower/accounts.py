@@ -36,7 +36,7 @@ class Accounts:
     """Any node can claim any number: its claims count for a client only once it is known to be that client."""
 
     def __init__(self, grid: Grid, ledger: Ledger) -> None:
-        self._grid, self.ledger, self.meter = grid, ledger, Meter()
+        self.grid, self.ledger, self.meter = grid, ledger, Meter()
         self.nodes: dict[int, int] = {}  # by client
         self.clients: dict[int, int] = {}  # by node
         self._strangers: defaultdict[int, _Stranger] = defaultdict(_Stranger)
@@ -78,7 +78,7 @@ class Accounts:
 
     def connected(self) -> list[int]:
         """All nodes that are connected."""
-        nodes = sorted(self._grid.get_node_ids())
+        nodes = sorted(self.grid.get_node_ids())
         if not nodes:
             raise ContactError("No node is connected to the federation: there is nobody to ask.")
         return nodes
@@ -86,7 +86,7 @@ class Accounts:
     def meet(self, clients: Mapping[int, int]) -> dict[int, str]:
         """Note which client each node is. Returns why, by node, where a node is not believed: its number belongs to
         another node, or two new nodes claim the same one, so that nobody knows whose it is."""
-        connected, reasons = set(self._grid.get_node_ids()), dict[int, str]()
+        connected, reasons = set(self.grid.get_node_ids()), dict[int, str]()
         claims: dict[int, list[int]] = {}
         for node, client in clients.items():
             claims.setdefault(client, []).append(node)

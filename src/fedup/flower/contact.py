@@ -152,6 +152,11 @@ class GridContact:
         """Shape and type of one input row."""
         return self._row
 
+    @property
+    def connected(self) -> frozenset[int]:
+        """The numbers of all nodes that are connected now."""
+        return frozenset(self._accounts.grid.get_node_ids())
+
     def meet_new_nodes(self) -> None:
         """Ask nodes that connected since the last question which client they are."""
         self._greet()

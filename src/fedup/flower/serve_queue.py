@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedup.errors import ContactError, SettingError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 POLL_S, RETRY_S = 3.0, 60.0
+_LONGEST_PAUSES = 32  # times the first one
 
 
 class QueueService:
@@ -24,6 +26,8 @@ class QueueService:
     def __init__(self, server: "RunServer", contact: "GridContact", judge: Judge | None = None) -> None:
         self._server, self._contact, self._judge = server, contact, judge
         self._not_before: dict[str, float] = {}  # requests that were postponed
+        self._pauses: dict[str, float] = {}  # and the seconds before they are tried again
+        self._nodes: frozenset[int] = frozenset()
         self._read: tuple[int, int] | None = None  # the journal when the queue was last found done
 
     def run(self, *, until: Callable[[], bool], poll_s: float = POLL_S, retry_s: float = RETRY_S) -> list[Served]:
@@ -32,7 +36,7 @@ class QueueService:
             raise SettingError(f"poll_s must be above 0, and retry_s 0 or more; found {poll_s} and {retry_s}.")
         served: list[Served] = []
         while not until():
-            served += self.answer_all(retry_s=retry_s, until=until)
+            served += [replace(own, outcome=None) for own in self.answer_all(retry_s=retry_s, until=until)]
             if not until():
                 time.sleep(poll_s)
         return served
@@ -40,11 +44,15 @@ class QueueService:
     def answer_all(self, *, retry_s: float = RETRY_S, until: Callable[[], bool] = lambda: False) -> list[Served]:
         """Answer each request that is queued now, in the order in which they came; those postponed not too often."""
         now, stamp = time.monotonic(), self._stamp()
+        if (nodes := self._contact.connected) != self._nodes:  # somebody came back, maybe
+            self._nodes, self._not_before, self._read = nodes, {}, None
+            self._pauses.clear()
         due = any(at <= now for at in self._not_before.values())
         if stamp == self._read and not due:  # to read a long journal takes a while
             return []
-        served: list[Served] = []
-        for request in self._server.state.queued:
+        served, queued = list[Served](), self._server.state.queued
+        self._not_before = {own.id: self._not_before[own.id] for own in queued if own.id in self._not_before}
+        for request in queued:
             if until():
                 return served
             if self._not_before.get(request.id, now) > now:
@@ -52,7 +60,9 @@ class QueueService:
             served.append(self._answer(request.id))
             self._not_before.pop(request.id, None)
             if served[-1].status == "postponed":
-                self._not_before[request.id] = time.monotonic() + retry_s
+                pause = self._pauses.get(request.id, retry_s)
+                self._not_before[request.id] = time.monotonic() + pause
+                self._pauses[request.id] = min(2 * pause, _LONGEST_PAUSES * retry_s)
         self._read = stamp if not served else None
         return served
 

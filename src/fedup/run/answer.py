@@ -232,7 +232,9 @@ class RequestDesk:
     def _refused(self, step: str, requests: _Requests, error: HarmError) -> Outcome:
         """An answer that would harm a class nobody asked to forget: noted with what clients sent, and nothing else."""
         report = error.report or Report(self.plugged.requests)
-        return self._declined(step, requests, report, str(error), {"classes": error.classes, **contact_facts(report)})
+        pending = [{"client": client, "part": part} for client, part in sorted(report.pending.items())]
+        body = {"classes": error.classes, "pending": pending, **contact_facts(report)}
+        return self._declined(step, requests, report, str(error), body)
 
     def _declined(self, step: str, requests: _Requests, report: Report, why: str, body: Mapping[str, Any]) -> Outcome:
         event = {"requests": [], "declined": requests, "step": step, "why": why, "time_s": dict(report.time_s)}

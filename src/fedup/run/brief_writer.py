@@ -12,7 +12,10 @@ from fedup.run.state import FileRecord, State
 
 _WAIT_S = 600.0  # for another writer: what nodes have sent must not be lost
 # Made from what the folder held. Other events (charges, bindings) are facts, whatever others did meanwhile.
-_ANSWERS = ("trained", "collected", "unlearned", "restored", "waiting", "withdrawn", "purged", "declined")
+_ANSWERS = (
+    *("trained", "collected", "unlearned", "restored", "renewed", "waiting", "withdrawn", "purged", "declined"),
+    *("continued", "retrained"),
+)
 _QUEUE = ("queued", "withdrawn", "postponed", "refused", "declined", "evaluated", "evidenced")  # they change no answer
 
 

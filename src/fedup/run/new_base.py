@@ -33,7 +33,7 @@ def keep_retrained(
     """Put a model in place that was trained without all requests: these are finished, and filter and statistics are
     dropped with all that is sealed in them. Returns the event's body."""
     state = writer.state
-    finished = [request.id for request in (*state.active, *state.open, *state.waiting)]
+    finished = [request.id for request in state.standing]
     body = {
         "trained": {"model": _stored(writer, model), "fingerprint": fingerprint(model), **trained},
         "replaced": state.base,
@@ -146,6 +146,7 @@ class BaseDesk:
             "figures": figures,
             "centroids_used": report.centroids_used,
             "erasure": report.erasure,
+            "delta": report.delta,
             "notes": list(report.notes),
             "forced": list(report.forced),
             "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},

@@ -181,7 +181,8 @@ def _found(request: Request) -> Served:
         "waiting": request.is_waiting,
         "open": request.is_open,
     }
-    return Served(request.id, next((status for status, holds in states.items() if holds), "answered"))
+    why = request.postponed if request.is_queued else None
+    return Served(request.id, next((status for status, holds in states.items() if holds), "answered"), why)
 
 
 def _note(run: Run, request_id: str, kind: Literal["postponed", "refused"], why: str) -> Served:

@@ -177,6 +177,11 @@ class State:
         return tuple(request for request in self.requests if request.is_queued)
 
     @property
+    def standing(self) -> tuple[Request, ...]:
+        """Requests in force, open, waiting and queued."""
+        return tuple(request for request in self.requests if request.is_standing)
+
+    @property
     def finished(self) -> tuple[Request, ...]:
         """Requests that the model was trained without: their rows are never used again."""
         return tuple(request for request in self.requests if request.finished_in is not None)
@@ -184,7 +189,7 @@ class State:
     @property
     def left_out(self) -> Forget:
         """What is no longer trained on: all requests in force, open, waiting and queued."""
-        return union(request.forget for request in (*self.active, *self.open, *self.waiting, *self.queued))
+        return union(request.forget for request in self.standing)
 
     @property
     def forgets(self) -> frozenset[Forget]:
@@ -297,9 +302,10 @@ def _after(state: State, event: Event) -> State:
             return replace(state, requests=_with_new(state, event, queued=True))
         case "postponed" | "refused":
             return replace(state, requests=_with_reason(state, event.kind, body["requests"], body["why"]))
-        case "declined":  # a filter not put in force; queued requests are refused with it
+        case "declined":  # a filter not put in force; queued requests are refused with it, unless clients were absent
             ids = [own["id"] for own in body["declined"] if isinstance(own, dict)]
-            return replace(state, requests=_with_reason(state, "refused", ids, body.get("why", "")))
+            reason = "postponed" if body.get("pending") else "refused"
+            return replace(state, requests=_with_reason(state, reason, ids, body.get("why", "")))
         case "charged" | "corrected" | "booked":  # releases under DP, or what clients' own accounts have beyond them
             for _ in charges_in(event):
                 pass

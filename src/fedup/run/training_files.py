@@ -24,7 +24,7 @@ _SHOWN = 16  # hex digits in a file's name
 
 def purpose(state: State) -> str:
     """A hash of what a training is for: the base that it replaces, and the requests that it leaves out."""
-    left_out = [(request.id, request.forget.digest) for request in (*state.active, *state.open, *state.waiting)]
+    left_out = [(request.id, request.forget.digest) for request in state.standing]
     finished = [request.id for request in state.finished]
     text = json.dumps([state.base, sorted(left_out), finished])
     return hashlib.sha256(text.encode()).hexdigest()
@@ -62,7 +62,7 @@ def check_purpose(before: State, now: State) -> None:
     if before.base != now.base:
         changed = f"the base is {now.base[:12]} now, and it was {before.base[:12]}"
     else:
-        names = [{request.id for request in (*state.active, *state.open, *state.waiting)} for state in (before, now)]
+        names = [{request.id for request in state.standing} for state in (before, now)]
         came, went = sorted(names[1] - names[0]), sorted(names[0] - names[1])
         parts = [f"{', '.join(came)} came in"] if came else []
         parts += [f"{', '.join(went)} is taken back or finished"] if went else []

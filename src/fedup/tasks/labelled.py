@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedup.errors import DataError, MissingDataError, SettingError
+from fedup.registry import names as registered
 from fedup.run.store import hash_of
 from fedup.target_words import targets_of
 from fedup.tasks.datasets import Images, OwnImages, OwnTable, Tables, input_of, inputs_from, load_dataset
@@ -46,15 +47,18 @@ def rows_digest(path: Path) -> str:
 
 
 def labelled_rows(source: str, about: Mapping[str, Any], *, whose: bool = False) -> LabelledRows:
-    """All rows, read as `about` says that training rows were; `whose` reads clients, persons and ids, too."""
+    """All rows, read as `about` says that training rows were; `whose` reads clients, persons and ids, too. Where the
+    data set has code, `about["data"]` is its name or the path of it."""
     path, names = find_rows(source), tuple(about["class_names"])
     if path.suffix == ".py":
         return _of_code(path, about)
-    inputs = inputs_from(about["input"])
+    data = about["data"]
+    has_code = data.endswith(".py") or data in registered("fedup.tasks.datasets")
+    inputs = input_of(data) if has_code else inputs_from(about["input"])
     if isinstance(inputs, Tables):
         return _of_table(path, inputs, about, whose=whose)
     if path.suffix.lower() == ".parquet":
-        column = source.partition(":")[2] or about["data"].partition(":")[2] or None
+        column = source.partition(":")[2] or data.partition(":")[2] or None
         x, y = OwnParquet(path, column).labelled(inputs)
         return LabelledRows(x, _checked(y, names, path))
     if isinstance(inputs, Images):

@@ -63,6 +63,8 @@ def _did(report: Report, plugged: PluggedModel) -> str:
     """One line for people."""
     size = plugged.served.size_bytes if plugged.served else 0
     asked = len(report.clients_contacted)
+    if not size:
+        return "nothing had to change: the forgotten rows look unseen already"
     return (
         f"{asked} client{'' if asked == 1 else 's'} fitted a change of weights of {size:,} bytes, which is served over "
         "the base; the weights under it are frozen and still hold what they learned"

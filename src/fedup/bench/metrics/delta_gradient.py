@@ -54,8 +54,12 @@ def measure(case: Case) -> dict[str, float | None]:
 def _attack(case: Case, change: dict[str, Tensor], others: Rows) -> float | None:
     data = case.data
     usable = untouched(data) if others == "heldout" else torch.ones_like(data.ids(others), dtype=torch.bool)
+    places_of: dict[Rows, Tensor] = {
+        "forgotten": torch.arange(len(data.ids("forgotten"))),
+        others: usable.nonzero().flatten(),
+    }
     sides = []
-    for rows, places in (("forgotten", torch.arange(len(data.ids("forgotten")))), (others, usable.nonzero().flatten())):
+    for rows, places in places_of.items():
         order = torch.randperm(len(places), generator=generator(0, "delta's gradient", rows))
         own = places[order[:_ROWS].to(places.device)]
         labels = data.labels(rows)[own]

@@ -51,7 +51,7 @@ def load_backbone(
     if Path(name).is_dir():
         from fedup.tasks.backbones._hugging_face import folder_backbone
 
-        backbone = folder_backbone(Path(name), shape)
+        backbone = folder_backbone(Path(name), shape, inputs)
     else:
         module = _find(name)
         takes = getattr(module, "TAKES", None)

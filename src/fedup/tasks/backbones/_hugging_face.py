@@ -1,6 +1,7 @@
-"""Text encoders in Hugging Face's layout: a folder with config.json and weights, pooled to one row of features."""
+"""Encoders in Hugging Face's layout: a folder with config.json and weights, pooled to one row of features."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +40,7 @@ def load_encoder(folder: Path) -> nn.Module:
     try:
         from transformers import AutoModel, logging
     except ModuleNotFoundError as error:
-        raise MissingDataError("Text backbones need the package transformers: pip install 'fedup[text]'.") from error
+        raise MissingDataError("Such backbones need the package transformers: pip install 'fedup[text]'.") from error
 
     if not (folder / "config.json").is_file():
         raise MissingDataError(f"{folder} holds no model in Hugging Face's layout: config.json is missing.")
@@ -58,10 +59,11 @@ def load_encoder(folder: Path) -> nn.Module:
             logging.enable_progress_bar()
 
 
-def folder_backbone(folder: Path, shape: tuple[int, ...]) -> Backbone:
-    """Any encoder in a folder. `fedup.json` in it declares its origin; without one nothing is claimed to be exact."""
-    if len(shape) != 1:
-        raise SettingError(f"{folder} is a text encoder, and the data set has rows of shape {shape}.")
+def folder_backbone(folder: Path, shape: tuple[int, ...], inputs: Mapping[str, Any] | None = None) -> Backbone:
+    """Any encoder of texts or images in a folder. `fedup.json` in it declares its origin; without one nothing is
+    claimed to be exact. `inputs` says how the data set scales pixels."""
+    if len(shape) not in (1, 3):
+        raise SettingError(f"{folder} takes texts or images, and the data set has rows of shape {shape}.")
     about = _about(folder / ABOUT_FILE)
     pooling = about.pop("pooling", "mean")
     step = about.pop("step", None)
@@ -69,13 +71,17 @@ def folder_backbone(folder: Path, shape: tuple[int, ...]) -> Backbone:
         origin = Origin(**about) if about else None
     except TypeError as error:
         raise SettingError(f"{folder / ABOUT_FILE} must hold source, licence and declared_by ({error}).") from error
-    return Backbone(
-        PooledEncoder(load_encoder(folder), pooling),
-        torch.zeros(1, *shape, dtype=torch.long),
-        origin=origin,
-        step=step,
-        preprocessing=f"word pieces of the data set, {pooling} pooling",
-    )
+    declared: dict[str, Any] = {"origin": origin, "step": step}
+    if len(shape) == 1:
+        words = f"word pieces of the data set, {pooling} pooling"
+        blank = torch.zeros(1, *shape, dtype=torch.long)
+        return Backbone(PooledEncoder(load_encoder(folder), pooling), blank, **declared, preprocessing=words)
+    from fedup.tasks.backbones._hugging_face_images import PREPROCESSOR, PooledImages, Preparation
+
+    prepare = Preparation.read(folder / PREPROCESSOR)
+    module = PooledImages(load_encoder(folder), prepare, pooling, inputs)
+    words = f"pixels from 0 to 1, {prepare.in_words}; {pooling} pooling"
+    return Backbone(module, torch.zeros(1, *shape), **declared, preprocessing=words)
 
 
 def _about(path: Path) -> dict[str, Any]:

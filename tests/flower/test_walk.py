@@ -1,0 +1,115 @@
+"""The operator's walk of docs/flower.md, command by command, on a SuperLink and four SuperNodes with keys and rules."""
+
+import importlib
+import re
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+from tests.flower import _processes
+from tests.flower._deployment import wait_until
+
+from fedup.run.folder import Run
+
+ROOT = Path(__file__).parents[2]
+APP, PAGE = ROOT / "examples" / "flower-app", ROOT / "docs" / "flower.md"
+LIMIT_S = 1500  # for each message a node starts a process, on two cores that others use, too
+NODES = 4
+
+
+def walk() -> list[str]:
+    """The commands of the page, and the sentences that say what hospitals do meanwhile."""
+    text = PAGE.read_text(encoding="utf-8").partition("### An operator's walk")[2].partition("\n## ")[0]
+    return re.findall(r"^(\$ .*|Hospital \d is (?:offline|back))", text, re.MULTILINE)
+
+
+class Hospitals:
+    """SuperLink and SuperNodes, of which each can be stopped and started again; commands run in a copy of the app."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.mark = f"{_processes.MARK}={uuid.uuid4()}"
+        monkeypatch.setenv(*self.mark.split("="))
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        monkeypatch.syspath_prepend(str(APP))
+        self._runner = importlib.import_module("run")
+        self.app, self.run, home = folder / "app", folder / "hospitals", folder / "home"
+        shutil.copytree(APP, self.app, ignore=shutil.ignore_patterns("runs", "__pycache__"))
+        home.mkdir()
+        self._commands: dict[str, tuple[str, ...]] = {}
+        self._processes = self._runner.Processes(home, folder, LIMIT_S)
+        start = self._processes.start
+
+        def noting(name: str, *command: str) -> None:
+            self._commands[name] = command
+            start(name, *command)
+
+        self._processes.start = noting
+        self._runner.serve(self._processes, "secure", home, NODES)
+        config = home / "config.toml"
+        config.write_text(config.read_text().replace("superlink.fedup", "superlink.hospitals"))
+
+    def stop(self, node: int) -> None:
+        own = next(own for own in self._processes._running if own[0] == f"supernode{node}")
+        own[1].terminate()
+        own[1].wait(60)
+        self._processes._running.remove(own)
+
+    def start(self, node: int) -> None:
+        self._processes.start(f"supernode{node}", *self._commands[f"supernode{node}"])
+
+    def type(self, command: str) -> str:
+        """As it stands on the page, but for the folder."""
+        expected = int(found[1]) if (found := re.search(r"# \(exit (\d)\)$", command)) else 0
+        words = command.replace("/srv/hospitals", str(self.run))
+        environment = {**self._processes._environment, "COLUMNS": "100"}
+        done = subprocess.run(
+            ["bash", "-c", words], cwd=self.app, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+        )
+        assert done.returncode == expected, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        return done.stdout
+
+    def close(self) -> list[str]:
+        self._processes.stop()
+        return _processes.left(self.mark)
+
+
+@pytest.fixture
+def hospitals(tmp_path, monkeypatch):
+    monkeypatch.delenv("FEDUP_DATA", raising=False)
+    made = Hospitals(tmp_path, monkeypatch)
+    try:
+        yield made
+    finally:
+        left = made.close()
+    assert left == []
+
+
+def write_rows(path: Path) -> None:
+    """The rows of hospital 1 with the backdoor."""
+    from flowerapp import task
+
+    backdoor = task.load({"data": "digits", "rows": 10_000}, NODES).requests[2]
+    path.write_text(",".join(map(str, sorted(backdoor.sample_ids[1]))))
+
+
+@pytest.mark.slow
+def test_every_command_of_the_walk_ends_as_the_page_says(hospitals):
+    write_rows(hospitals.app / "rows.txt")
+    steps, said, serving = walk(), "", False
+    assert sum(step.startswith("$ fedup") for step in steps) > 8
+    for step in steps:
+        if not step.startswith("$ "):
+            number = int(step.split()[1])
+            hospitals.stop(number) if step.endswith("offline") else hospitals.start(number)
+            continue
+        said = hospitals.type(step.removeprefix("$ "))
+        serving |= "serve=" in step
+        if serving and ("unlearn" in step or "serve=" in step):  # the server app answers what is queued
+            wait_until(lambda: not Run(hospitals.run).read().queued, LIMIT_S, "the queue is answered")
+    assert "The folder is sound." in said
+    state = Run(hospitals.run).read()
+    status = {request.reference: request.status for request in state.requests}
+    assert status == {"T-1": "in force", "T-2": "in force", "T-3": "taken back", "T-4": "in force"}
+    assert (hospitals.run / "evidence" / "R2.html").exists()
