@@ -61,6 +61,11 @@ class Intake:
         if not 0 <= self.most_left_out < 1:
             raise SettingError(f"most_left_out is a share of the nodes, in [0, 1); found {self.most_left_out}.")
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether nodes that disagree are left out."""
+        return self.policy == "leave_out"
+
     def most_excused(self, nodes: int) -> int:
         """How many of so many nodes may be left out by their answers without being missed."""
         return math.ceil(self.most_left_out * nodes * (1 - 1e-9))

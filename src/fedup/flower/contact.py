@@ -181,7 +181,7 @@ class GridContact:
         return self._believed()
 
     def _believed(self) -> Sequence[int]:
-        refused = self.flagged if self._leaves_out else ()
+        refused = self.flagged if self._delivery.intake.leaves_out else ()
         return sorted(client for client, node in self._accounts.nodes.items() if node not in refused)
 
     def check(self, request: Forget) -> None:
@@ -217,7 +217,7 @@ class GridContact:
         taken = self._ask_nodes(questions, {})
         taken = self._leave_out(taken, self._meet({node: client for node, (client, _) in taken.items()}))
         self.flagged = self._judge(question, taken)
-        taken = self._leave_out(taken, self.flagged if self._leaves_out else {})
+        taken = self._leave_out(taken, self.flagged if self._delivery.intake.leaves_out else {})
         self._compared = self._profiles.only(taken)
         lost = {node for client, node in self._accounts.nodes.items() if client not in but} - questions.keys()
         self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
@@ -242,10 +242,6 @@ class GridContact:
     def _intake(self) -> Intake:
         return replace(self._delivery.intake, declared_rows=self.declared_rows)
 
-    @property
-    def _leaves_out(self) -> bool:
-        return self._delivery.intake.policy == "leave_out"
-
     def _judge(self, question: Question[Any], taken: Mapping[int, _Taken]) -> dict[int, str]:
         """The nodes whose answers disagree with all others, and how."""
         flagged = self._intake.judge(self._profiles.only(taken), question, self._facts)
@@ -257,7 +253,7 @@ class GridContact:
         """The nodes to leave out since answers after the collection disagree with what others sent then, or now."""
         reasons = self._intake.judge_later(self._profiles.only(taken), self._compared, questions, self._facts)
         self.flagged |= reasons
-        return reasons if self._leaves_out else {}
+        return reasons if self._delivery.intake.leaves_out else {}
 
     def _leave_out(self, taken: Mapping[int, _Taken], reasons: Mapping[int, str]) -> dict[int, _Taken]:
         """The answers without those of nodes that are left out for these reasons."""
