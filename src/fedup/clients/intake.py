@@ -61,6 +61,11 @@ class Intake:
         if not 0 <= self.most_left_out < 1:
             raise SettingError(f"most_left_out is a share of the nodes, in [0, 1); found {self.most_left_out}.")
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether nodes that disagree are left out."""
+        return self.policy == "leave_out"
+
     def most_excused(self, nodes: int) -> int:
         """How many of so many nodes may be left out by their answers without being missed."""
         return math.ceil(self.most_left_out * nodes * (1 - 1e-9))
@@ -83,12 +88,20 @@ class Intake:
         return reasons | mistaken(rest(), answers, facts.num_classes)
 
     def judge_later(
-        self, later: Profiles, compared: Profiles, question: Question[Any], facts: ModelFacts
+        self, later: Profiles, compared: Profiles, questions: Mapping[int, Question[Any]], facts: ModelFacts
     ) -> dict[int, str]:
         """By node, why an answer after the collection disagrees with what the others sent then; not where there is
         nothing to compare it with. Rows that leave may well look like another class: they may have wrong labels."""
-        if self.policy == "off":
-            return {}
+        reasons: dict[int, str] = {}
+        for kind in {type(questions[node]) for node in later} if self.policy != "off" else ():
+            own = later.only([node for node in later if type(questions[node]) is kind])
+            question = questions[next(iter(own))]  # those of one kind have cut and settings in common
+            reasons |= self._judge_kind(own, compared, question, facts)
+        return reasons
+
+    def _judge_kind(
+        self, later: Profiles, compared: Profiles, question: Question[Any], facts: ModelFacts
+    ) -> dict[int, str]:
         without_classes = [node for node, profile in later.items() if not profile.labels]
         reasons = too_long(later.only(without_classes), self.most_length)
         rest = {node: profile for node, profile in later.items() if profile.labels}

@@ -125,15 +125,13 @@ class GridContact(ReachedNodes):
         return self._believed()
 
     def _believed(self) -> Sequence[int]:
-        refused = self.flagged if self._leaves_out else ()
+        refused = self.flagged if self._delivery.intake.leaves_out else ()
         return sorted(client for client, node in self._accounts.nodes.items() if node not in refused)
 
     def check(self, request: Forget) -> None:
         check_known(request, clients=self.clients, num_classes=self.num_classes)
         if set(self.clients) <= request.client_ids:
             raise RequestError(f"To {request} leaves no training row. Take the model out of service instead.")
-
-    # --- asking
 
     def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
         connected = self._look_for(questions, optional)
@@ -164,11 +162,11 @@ class GridContact(ReachedNodes):
         taken = self._ask_nodes(questions, {})
         taken = self._leave_out(taken, self._meet({node: answer.client for node, answer in taken.items()}))
         self.flagged = self._judge(question, taken)
-        taken = self._leave_out(taken, self.flagged if self._leaves_out else {})
+        taken = self._leave_out(taken, self.flagged if self._delivery.intake.leaves_out else {})
         self._compared = self._profiles.only(taken)
         lost = {node for client, node in self._accounts.nodes.items() if client not in but} - questions.keys()
         self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
-        self._check_enough(len(taken), of=len(questions) + len(lost), asked=questions)
+        self._messenger.check_enough(len(taken), of=len(questions) + len(lost), asked=questions)
         return self._collection(taken)
 
     def _look_for(self, clients: Collection[int], optional: Collection[int]) -> set[int]:
@@ -200,10 +198,6 @@ class GridContact(ReachedNodes):
     def _intake(self) -> Intake:
         return replace(self._delivery.intake, declared_rows=self.declared_rows)
 
-    @property
-    def _leaves_out(self) -> bool:
-        return self._delivery.intake.policy == "leave_out"
-
     def _judge(self, question: Question[Any], taken: Mapping[int, _Taken]) -> dict[int, str]:
         """The nodes whose answers disagree with all others, and how."""
         flagged = self._intake.judge(self._profiles.only(taken), question, self._facts)
@@ -213,18 +207,13 @@ class GridContact(ReachedNodes):
 
     def _judge_later(self, questions: Mapping[int, Question[Any]], taken: Mapping[int, _Taken]) -> dict[int, str]:
         """The nodes to leave out since answers after the collection disagree with what others sent then, or now."""
-        reasons: dict[int, str] = {}
-        later = self._profiles.only(taken)
-        for kind in {type(questions[node]) for node in later}:  # those of one kind have cut and settings in common
-            own = later.only([node for node in later if type(questions[node]) is kind])
-            reasons |= self._intake.judge_later(own, self._compared, questions[next(iter(own))], self._facts)
+        reasons = self._intake.judge_later(self._profiles.only(taken), self._compared, questions, self._facts)
         self.flagged |= reasons
-        return reasons if self._leaves_out else {}
+        return reasons if self._delivery.intake.leaves_out else {}
 
     def _leave_out(self, taken: Mapping[int, _Taken], reasons: Mapping[int, str]) -> dict[int, _Taken]:
         """The answers without those of nodes that are left out for these reasons."""
-        self._messenger.left_out |= reasons
-        self._messenger.unusable |= reasons.keys()
+        self._messenger.leave_out(reasons)
         return {node: answer for node, answer in taken.items() if node not in reasons}
 
     def _collection(self, taken: Mapping[int, _Taken]) -> Iterator[tuple[int, Any]]:
@@ -276,8 +265,6 @@ class GridContact(ReachedNodes):
             if question is not None and not paid:
                 questions[client] = question
         check_budgets(self.ledger, questions)
-
-    # --- answers
 
     def _arrived_together(self, arrivals: Sequence[Arrival]) -> None:
         """Count and charge answers before any of them is looked at: with a run folder in one event."""
@@ -346,8 +333,6 @@ class GridContact(ReachedNodes):
                         self._arrived(node, ask, answer, counted=counted)
         return taken
 
-    # --- nodes
-
     def _greet(self, *, everyone: bool = True) -> None:
         """Ask all unknown nodes which client they are; `everyone`: unless enough of them say so, that is an error."""
         nodes, met = self._accounts.connected(), set(self._accounts.nodes.values())
@@ -357,7 +342,7 @@ class GridContact(ReachedNodes):
         reasons = self._meet(clients)
         if everyone or not self._accounts.nodes:
             here = len(nodes) - len(strangers) + len(clients) - len(reasons)
-            self._check_enough(here, of=len(nodes), asked=strangers)
+            self._messenger.check_enough(here, of=len(nodes), asked=strangers)
 
     def _client_of(self, node: int, answer: Answer) -> int:
         """The client that a node says it is, if it may."""
@@ -369,18 +354,6 @@ class GridContact(ReachedNodes):
         """Note which client each node is; returns why some are not believed, and leaves them out."""
         with self.ledger.together():
             reasons = self._accounts.meet(clients)
-        self._messenger.left_out |= reasons
-        self._messenger.unusable |= reasons.keys()
+        self._messenger.leave_out(reasons)
         self.identities.bind({node: client for node, client in clients.items() if node not in reasons})
         return reasons
-
-    def _check_enough(self, answered: int, *, of: int, asked: Collection[int]) -> None:
-        """Raise if too few nodes answered; those that did, and are not believed, are no reason to end a collection."""
-        least = self._delivery.least_fraction
-        excused = min(len(self._messenger.unusable.intersection(asked)), self._delivery.intake.most_excused(of))
-        if answered < max(1, least * (of - excused) * (1 - 1e-9)):  # 0.28 of 25 are 7, not a little more
-            reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self.left_out.items()))
-            raise ContactError(
-                f"{answered} of {of} nodes gave an answer of use, and least_fraction asks for {least:g}. "
-                f"{reasons}. Ask again later, or with a smaller least_fraction."
-            )

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from fedup.clients.intake import Intake
-from fedup.errors import DataError, FingerprintError, SettingError
+from fedup.errors import ContactError, DataError, FingerprintError, SettingError
 from fedup.flower.wire import QUERY, Answer, Ask, only_this_answer, read_answer, record_of, size_of, write_ask
 from fedup.models.views import fingerprint
 from fedup.statistics.traffic import Meter
@@ -107,6 +107,22 @@ class Messenger:
         self.left_out: dict[int, str] = {}
         self.no_reply: set[int] = set()  # those of them that did not reply at all
         self.unusable: set[int] = set()  # of these, the nodes that did answer
+
+    def leave_out(self, reasons: Mapping[int, str]) -> None:
+        """Leave nodes out that did answer."""
+        self.left_out |= reasons
+        self.unusable |= reasons.keys()
+
+    def check_enough(self, answered: int, *, of: int, asked: Collection[int]) -> None:
+        """Raise if too few nodes answered; those that did, and are not believed, are no reason to end a collection."""
+        least = self._delivery.least_fraction
+        excused = min(len(self.unusable.intersection(asked)), self._delivery.intake.most_excused(of))
+        if answered < max(1, least * (of - excused) * (1 - 1e-9)):  # 0.28 of 25 are 7, not a little more
+            reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(self.left_out.items()))
+            raise ContactError(
+                f"{answered} of {of} nodes gave an answer of use, and least_fraction asks for {least:g}. "
+                f"{reasons}. Ask again later, or with a smaller least_fraction."
+            )
 
     def wave(self, asks: Mapping[int, Ask], read: Callable[[int, Answer], T]) -> dict[int, T]:
         """Ask each node its question until all have answered or no retry is left; returns the answers that fit."""
