@@ -76,9 +76,6 @@ class Execution:
                 report.verdicts |= {
                     request.digest: self._verdict(request, candidate, active, new, original) for request in new
                 }
-                if self._delta.gives_up(new, report.verdicts, force=plan.force):
-                    candidate = self._build(active | new, None)
-                    continue
                 farther = frozenset(request for request in new if self._is_withheld(request))
                 if not farther:
                     break
@@ -101,7 +98,9 @@ class Execution:
         report.delta = candidate.delta.about if candidate is not None and candidate.delta is not None else None
         store.open = {request for request in store.open if request not in requests} | report.withheld
         if report.withheld:
-            report.note(UNCHANGED if self._delta.chosen else FARTHER, report.withheld)
+            for request in report.withheld:
+                farther = report.verdicts[request.digest].finding == "farther than before"
+                report.note(FARTHER if farther else UNCHANGED, [request])
 
     # --- candidates
 
@@ -128,7 +127,7 @@ class Execution:
         chosen = min(candidates, key=lambda candidate: candidate.loss)
         if plan.force and chosen.loss > plan.terms.max_class_loss:
             chosen = candidates[0]
-        elif chosen.loss > plan.terms.max_class_loss and self._delta.harms(requests - plan.plugged.requests):
+        elif chosen.loss > plan.terms.max_class_loss and self._delta.harms():
             return self._build(requests, None)
         report.class_recall, report.centroids_used = chosen.recalls, chosen.centroids_used
         self._measurement.counted = chosen.counted
@@ -230,7 +229,7 @@ class Execution:
 
     def _is_withheld(self, request: Forget) -> bool:
         finding = self._report.verdicts[request.digest].finding
-        poor = finding == "farther than before" or (finding == "unchanged" and self._delta.chosen)
+        poor = finding == "farther than before" or (finding == "unchanged" and bool(self._delta.requests_of([request])))
         if not poor or not request.names_rows_only or request.reason != "withdrawal":
             return False
         if self._plan.force:

@@ -21,7 +21,7 @@ from fedup.targets import check_request
 from fedup.unlearning.bottleneck_fit import CellsInUse, cells_in_use
 from fedup.unlearning.class_recall import check_classes_left
 from fedup.unlearning.closed_form_fit import check_closed_form
-from fedup.unlearning.delta_builder import DeltaBuilder, check_delta, is_tried
+from fedup.unlearning.delta_builder import DeltaBuilder, check_delta, tried_by_default
 from fedup.unlearning.eraser_builder import EraserBuilder
 from fedup.unlearning.moment_refresh import refresh_of
 from fedup.unlearning.report import Report
@@ -136,9 +136,9 @@ class RequestPlan:
 
     def delta_builder(self, report: Report) -> DeltaBuilder:
         """What makes deltas for this plan."""
-        possible = not self.force and self.terms.measure is not False
-        possible = possible and is_tried(self.contact, self.centroids, self.config, self.new)
-        tried, chosen = self.new if possible else frozenset(), self.config.filter == "delta"
+        tried, chosen = frozenset[Forget](), self.config.filter == "delta"
+        if self.terms.measure is not False and not self.force:  # force serves the usual filter, whatever it costs
+            tried = tried_by_default(self.requests, self.contact, self.centroids, self.config)
         return DeltaBuilder(self.plugged, self.centroids, self.contact, report, chosen=chosen, tried=tried)
 
     @cached_property
