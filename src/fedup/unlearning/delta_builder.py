@@ -16,7 +16,6 @@ from fedup.serving.plugged import PluggedModel
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.store import Centroids
 from fedup.unlearning.report import Report
-from fedup.unlearning.verdict import Verdict
 
 _WHY: Mapping[Outcome, str] = {
     "too few rows": f"it has fewer than {LEAST_FORGOTTEN} of these rows, and a change of weights would show them",
@@ -24,7 +23,6 @@ _WHY: Mapping[Outcome, str] = {
     "class that it never trained on, so that nothing says what losses they should get",
     "not reached": "no change of weights that keeps its other answers made these rows look unseen",
 }
-_POOR = "unchanged", "farther than before"
 
 
 def can_answer(request: Forget) -> bool:
@@ -48,13 +46,17 @@ def check_delta(plugged: PluggedModel, store: Centroids, config: FilterConfig) -
     changed_weights(plugged.base, plugged.cut)  # raises if there is nothing to change
 
 
-def is_tried(contact: Contact | None, store: Centroids, config: FilterConfig, new: Collection[Forget]) -> bool:
-    """Whether by default a delta answers new withdrawals: where clients can be reached and count answers, so that it
-    is known what it does."""
+def tried_by_default(
+    requests: frozenset[Forget], contact: Contact | None, store: Centroids, config: FilterConfig
+) -> frozenset[Forget]:
+    """The requests that get a delta by default: withdrawals, where clients can be reached and count answers, so that it
+    is known what it does. That depends on the requests alone, and not on their order."""
     if config.filter != "auto" or contact is None or store.targets != "classes":
-        return False
-    counting = contact.measures_by_default or all(request.sample_ids for request in new)
-    return counting and store.dp is None and not store.ledger.budgets
+        return frozenset()
+    if store.dp is not None or store.ledger.budgets:
+        return frozenset()
+    own = filter(can_answer, requests)
+    return frozenset(request for request in own if contact.measures_by_default or request.sample_ids)
 
 
 @dataclass(eq=False)
@@ -98,23 +100,11 @@ class DeltaBuilder:
             return Delta(by_client, digests, frozenset(request.digest for request in own))
         return None
 
-    def gives_up(self, new: Collection[Forget], verdicts: Mapping[str, Verdict], *, force: bool) -> bool:
-        """Decline requests that a delta does not bring closer to unseen rows; whether there are such. Samples whose
-        delta was chosen stay open instead."""
-        own = self.requests_of(new)
-        poor = [request for request in own if verdicts[request.digest].finding in _POOR]
-        poor = [request for request in poor if not (self.chosen and request.names_rows_only)]
-        if force or not poor:
-            return False
-        self.declined |= {request.digest for request in poor}
-        self.report.note(
-            "The delta does not make the rows look unseen, so it is withheld. Another filter answers.", poor
-        )
-        return True
-
-    def harms(self, new: Collection[Forget]) -> bool:
-        """Decline new requests whose delta costs a class too much; whether there are such. A chosen one is refused."""
-        own = frozenset() if self.chosen else self.requests_of(new)
+    def harms(self) -> bool:
+        """Decline all requests that are tried, as their delta costs a class too much; whether there are such. A chosen
+        delta is refused instead."""
+        own = self.tried if not self.chosen else frozenset()
+        own = frozenset(request for request in own if can_answer(request) and request.digest not in self.declined)
         self.declined |= {request.digest for request in own}
         if own:
             self.report.note("A delta would cost a class too much of its recall. Another filter answers.", own)
@@ -162,11 +152,12 @@ class DeltaBuilder:
         if not missing:
             return True
         why: dict[int, str] = {}
+        answers: dict[int, ClientDelta] = {}
         if self.contact is None:
             why = dict.fromkeys(missing, "there is no way to reach it (clients=…)")
         else:
             with self.report.stage("delta"):
-                answers: dict[int, ClientDelta] = dict(self.contact.ask(missing, optional=list(missing)))
+                answers = dict(self.contact.ask(missing, optional=list(missing)))
             for client in missing:
                 if client not in answers:
                     why[client] = self.contact.silent.get(client, "it did not answer")
@@ -176,8 +167,10 @@ class DeltaBuilder:
                     self._answers[client, digests[client]] = answers[client].changes
                 if client in answers:
                     self.report.note_contact(client)
+        silent = self.contact is None or bool(why.keys() - answers.keys())
         for client, reason in why.items():
-            self._decline([r for r in own if client in r.client_ids or client in r.sample_ids], client, reason)
+            named = [request for request in own if client in request.client_ids or client in request.sample_ids]
+            self._decline(named, client, reason, silent=silent)
         return not why
 
     def _need_none(self, own: frozenset[Forget], by_client: Mapping[int, Changes]) -> bool:
@@ -190,13 +183,12 @@ class DeltaBuilder:
             self.report.note("The rows look unseen without a delta: their losses are those of unseen rows.", alike)
         return bool(alike)
 
-    def _decline(self, requests: Collection[Forget], client: int, reason: str) -> None:
-        """No delta for these requests: an error if one was chosen."""
-        text = f"There is no delta of client {client}: {reason}."
-        if self.chosen:
+    def _decline(self, requests: Collection[Forget], client: int, reason: str, *, silent: bool) -> None:
+        """No delta for these requests: an error if one was chosen, or if a client is silent that is in force."""
+        text, before = f"There is no delta of client {client}: {reason}.", self._served.requests if self._served else ()
+        if self.chosen or (silent and any(request.digest in before for request in requests)):
             advice = "Nothing was changed. Leave filter at 'auto', name more rows, or retrain without them."
-            unreachable = self.contact is None or client in self.contact.silent
-            raise (ContactError if unreachable else RequestError)(f"{text} {advice}")
+            raise (ContactError if silent else RequestError)(f"{text} {advice}")
         self.declined |= {request.digest for request in requests}
         self.report.note(f"{text} Another filter answers.", requests)
 

@@ -81,9 +81,6 @@ class Execution:
                 report.verdicts |= {
                     request.digest: self._verdict(request, candidate, active, new, original) for request in new
                 }
-                if self._delta.gives_up(new, report.verdicts, force=plan.force):
-                    candidate = self._build(active | new, None)
-                    continue
                 farther = frozenset(request for request in new if self._is_withheld(request))
                 if not farther:
                     break
@@ -109,7 +106,9 @@ class Execution:
         if candidate is not None and candidate is not before:
             store.eraser_parts = self._eraser_parts
         if report.withheld:
-            report.note(UNCHANGED if self._delta.chosen else FARTHER, report.withheld)
+            for request in report.withheld:
+                farther = report.verdicts[request.digest].finding == "farther than before"
+                report.note(FARTHER if farther else UNCHANGED, [request])
 
     # --- candidates
 
@@ -140,7 +139,7 @@ class Execution:
         chosen = min(candidates, key=lambda candidate: candidate.loss)
         if plan.force and chosen.loss > plan.terms.max_class_loss:
             chosen = candidates[0]
-        elif chosen.loss > plan.terms.max_class_loss and self._delta.harms(requests - plan.plugged.requests):
+        elif chosen.loss > plan.terms.max_class_loss and self._delta.harms():
             return self._build(requests, None)
         report.class_recall, report.centroids_used = chosen.recalls, chosen.centroids_used
         self._measurement.counted, self._eraser_parts = chosen.counted, eraser.parts
@@ -189,13 +188,14 @@ class Execution:
             if candidates[-1].loss <= allowed / 2:
                 break
         best = min(candidates, key=lambda candidate: candidate.loss)
-        for scale in _SCALES if best.loss > allowed and not plan.force else ():
-            if delta is None:
+        if delta is None or plan.force:
+            return candidates
+        for scale in _SCALES:
+            if best.loss <= allowed:
                 break
             scaled = replace(best.served, delta=replace(delta, scale=scale))
             candidates.append(self._candidate(scaled, forget_set, new))
-            if candidates[-1].loss <= allowed:
-                break
+            best = min(candidates, key=lambda candidate: candidate.loss)
         return candidates
 
     def _candidate(self, trial: Served, forget_set: Forget, new: frozenset[Forget]) -> _Candidate:
@@ -254,7 +254,7 @@ class Execution:
 
     def _is_withheld(self, request: Forget) -> bool:
         finding = self._report.verdicts[request.digest].finding
-        poor = finding == "farther than before" or (finding == "unchanged" and self._delta.chosen)
+        poor = finding == "farther than before" or (finding == "unchanged" and bool(self._delta.requests_of([request])))
         if not poor or not request.names_rows_only or request.reason != "withdrawal":
             return False
         if self._plan.force:
@@ -266,7 +266,9 @@ class Execution:
 
     def _note_choice(self, first: Served, chosen: Served, forget_set: Forget) -> None:
         """Note why the filter is not the first choice, and what an eraser alone does not mend."""
-        if chosen is not first and first.filter is not None:
+        if chosen.delta is not None and chosen.delta.scale < 1:
+            self._report.note(f"All of the delta would cost a class too much: {chosen.delta.scale:.0%} of it answers.")
+        elif chosen is not first and first.filter is not None:
             name, measure = OUTPUT[self._plan.centroids.targets], MEASURE[self._plan.centroids.targets]
             self._report.note(f"The usual filter would cost a {name} more of its {measure}: another one answers.")
         elif chosen is not first:

@@ -21,7 +21,7 @@ from fedup.targets import check_request
 from fedup.unlearning.bottleneck_fit import CellsInUse, cells_in_use
 from fedup.unlearning.class_recall import check_classes_left, lost_classes
 from fedup.unlearning.closed_form_fit import check_closed_form
-from fedup.unlearning.delta_builder import DeltaBuilder, check_delta, is_tried
+from fedup.unlearning.delta_builder import DeltaBuilder, check_delta, tried_by_default
 from fedup.unlearning.eraser_builder import EraserBuilder
 from fedup.unlearning.moment_refresh import refresh_of
 from fedup.unlearning.report import Report
@@ -130,15 +130,16 @@ class RequestPlan:
         builder = EraserBuilder(
             self.plugged.base, self.plugged.cut, self.eraser_config, self.contact, report, store=self.centroids
         )
-        rest = self.requests - self.delta_builder(report).requests_of(self.requests)
+        sure = replace(self.delta_builder(report), tried=frozenset())  # one that is only tried may not answer
+        rest = self.requests - sure.requests_of(self.requests)
         clients = builder.clients_to_ask(rest, self.left_out, served.question if served else None)
         return clients, report.notes
 
     def delta_builder(self, report: Report) -> DeltaBuilder:
         """What makes deltas for this plan."""
-        possible = not self.force and self.terms.measure is not False
-        possible = possible and is_tried(self.contact, self.centroids, self.config, self.new)
-        tried, chosen = self.new if possible else frozenset(), self.config.filter == "delta"
+        tried, chosen = frozenset[Forget](), self.config.filter == "delta"
+        if self.terms.measure is not False and not self.force:  # force serves the usual filter, whatever it costs
+            tried = tried_by_default(self.requests, self.contact, self.centroids, self.config)
         return DeltaBuilder(self.plugged, self.centroids, self.contact, report, chosen=chosen, tried=tried)
 
     @cached_property
