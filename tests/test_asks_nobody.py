@@ -70,7 +70,7 @@ def test_a_plan_and_the_answer_agree_on_whom_is_asked():
     for names in (["client"], ["class"], ["first"], ["first", "third"], ["bystander"]):
         plugged, store = plug(MARKED.base), MARKED.store()
         requests = [MARKED.requests[name] for name in names]
-        told = plan(plugged, store, requests, clients=Silent(store), config=AUTO)
+        told = plan(plugged, store, requests, clients=Silent(store), config=AUTO, force=True)
         report = unlearn(
             plugged, store, requests, clients=MARKED.federation, config=AUTO, force=True, terms=Terms(measure=False)
         )

@@ -7,10 +7,12 @@ import torch
 from tests._marked import same_bits
 from torch import nn
 
-from fedup import Federation, FilterConfig, Forget, collect, load_filter, plug, restore, save_filter, unlearn
-from fedup.errors import ContactError, RequestError, SettingError
+from fedup import Federation, FilterConfig, Forget, collect, load_filter, plug, purge, restore, save_filter, unlearn
+from fedup.errors import ContactError, HarmError, RequestError, SettingError
 from fedup.models.views import fingerprint
 from fedup.privacy.guarantee import DP
+from fedup.serving.export import export_program
+from fedup.unlearning.plan import Terms
 
 DELTA = FilterConfig(filter="delta")
 CLASSES, WIDTH = 3, 20
@@ -115,3 +117,58 @@ def test_what_cannot_be_had_is_refused_and_changes_nothing():
     private = collect(model, federation, privacy=DP(epsilon=8.0, delta=1e-5, clip="unit"))
     with pytest.raises(SettingError, match="differential privacy"):
         unlearn(plug(model), private, withdrawn(1), clients=federation, config=DELTA)
+
+
+def test_withdrawals_get_a_delta_by_default_and_a_client_that_is_gone_another_filter():
+    model, federation = world()
+    request, leaving = withdrawn(1), Forget.clients([2])
+    plugged, _, (report,) = serving(request, config=None)
+    assert report.delta["requests"] == [request.digest] and plugged.served.filter is None
+    poisoned, poison, store = (
+        Forget.samples(request.sample_ids, reason="poison"),
+        plug(model),
+        collect(model, federation),
+    )
+    unlearn(poison, store, poisoned, clients=federation, config=DELTA, terms=Terms(max_class_loss=100))
+    assert poison.served.delta is None, "its effect on the label is to go, not what is known of it"
+    gone, store = plug(model), collect(model, federation)
+    assert unlearn(gone, store, leaving).verdicts[leaving.digest].finding == "not measured"
+    assert gone.served.delta is None and gone.served.filter is not None
+
+
+def test_a_delta_never_costs_a_class_more_than_is_allowed():
+    model, federation = world()
+    for allowed in (0.5, 2.0, 8.0):
+        plugged, store, request = plug(model), collect(model, federation), Forget.clients([1])
+        try:
+            report = unlearn(plugged, store, request, clients=federation, terms=Terms(max_class_loss=allowed))
+        except HarmError:
+            assert plugged.served is None
+        else:
+            assert report.worst_class[1].loss <= allowed + 1e-9
+            assert (plugged.served.delta is None) == (report.delta is None)
+
+
+def test_purging_keeps_the_sum_alone_and_later_requests_build_on_it(tmp_path):
+    model, federation = world()
+    requests = withdrawn(0), withdrawn(1), withdrawn(2)
+    whole, *_ = serving(*requests)
+    plugged, store, _ = serving(*requests[:2])
+    before = plugged(federation.x)
+    purge(plugged, store)
+    assert plugged.served.delta.is_merged and torch.equal(plugged(federation.x), before)
+    save_filter(plugged, tmp_path / "filter")
+    again = plug(model)
+    load_filter(again, tmp_path / "filter")
+    assert unlearn(again, store, requests[2], clients=federation).clients_contacted == [2]
+    assert torch.allclose(again(federation.x), whole(federation.x), atol=1e-5)
+    report = restore(again, store, requests[0], clients=federation)
+    assert 1 in report.clients_contacted and 2 not in report.clients_contacted, "of the sum nobody knows whose it is"
+    assert torch.allclose(again(federation.x), serving(*requests[1:])[0](federation.x), atol=1e-5)
+
+
+def test_a_delta_is_exported_with_the_model(tmp_path):
+    plugged, *_ = serving(withdrawn(1))
+    x = world()[1].x[:8]
+    export_program(plugged.view(), x, tmp_path / "model.pt2", about={})
+    assert torch.allclose(torch.export.load(tmp_path / "model.pt2").module()(x), plugged(x), atol=1e-5)

@@ -24,7 +24,6 @@ from fedup.filters.delta import Delta
 from fedup.filters.delta_fit import DeltaRows, fit_delta, unseen_losses
 from fedup.models.features import FeatureReader
 from fedup.models.views import shared_view
-from fedup.rng import generator
 from fedup.serving.model_file import load_model, save_model
 from fedup.tasks.recipe import Recipe
 
@@ -53,7 +52,7 @@ def request_for(kind: str, federation: Federation, seed: int) -> Forget:
         margins = memorised._margins(federation.x[rows].flatten(1), federation.y[rows], 10, seed)
         own = torch.isin(rows, largest.train).nonzero().flatten()
         return Forget.samples({largest.id: rows[own[margins[own].argsort(stable=True)[:count]]].tolist()})
-    order = torch.randperm(len(largest.train), generator=generator(seed, "random samples"))
+    order = torch.randperm(len(largest.train), generator=torch.Generator().manual_seed(seed))
     return Forget.samples({largest.id: largest.train[order[: 20 if kind == "person" else count]].tolist()})
 
 

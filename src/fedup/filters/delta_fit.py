@@ -43,7 +43,7 @@ class DeltaRule:
     lr: float = 1e-3
     steps: int = 400
     batch_size: int = 64
-    anchor: float = 10.0  # weight of the answers to retained rows
+    anchor: float = 30.0  # weight of the answers to retained rows
     check_every: int = 10
     max_divergence: float = 0.25
     max_loss: float = 0.01
@@ -126,6 +126,15 @@ def _share_right(right: Tensor, labels: Tensor, wanted: Tensor) -> float:
     return sum(shares.get(label, usual) for label in wanted.tolist()) / len(wanted)
 
 
+def _anchor_weights(forgotten: Tensor, unseen: Tensor, retained: int) -> Tensor:
+    """How often each row is drawn whose answer is to stay: half of the draws are retained rows, half unseen ones with
+    the classes of the forgotten rows, which a change for these would move first. (retained + unseen,)"""
+    classes = int(max(forgotten.max(), unseen.max())) + 1
+    share = torch.bincount(forgotten, minlength=classes) / torch.bincount(unseen, minlength=classes).clamp(min=1)
+    alike = share[unseen].double() + 1e-3 / len(unseen)
+    return torch.cat([torch.full((retained,), 1 / max(retained, 1)).double(), alike.cpu() / alike.sum().cpu()])
+
+
 class _ChangedView:
     """A view of a model with weights base + change, where the change takes gradients."""
 
@@ -179,6 +188,7 @@ class _Fit:
         mixed = rows.unseen[torch.randperm(len(rows.unseen), generator=generator(0, "delta guard")).to(x.device)]
         half = (mixed, mixed) if self._leaves else mixed.tensor_split(2)
         self._anchors, self._guards = torch.cat([rows.retained, half[0]]), half[1]
+        self._often = _anchor_weights(y[rows.forgotten], y[half[0]], len(rows.retained))
         self._kept = log_softmax(self._answers(answer, self._anchors), 1)
         self._guarded = log_softmax(self._answers(answer, self._guards), 1)
         unseen, labels = self._answers(answer, rows.unseen), y[self._forgotten]
@@ -223,7 +233,7 @@ class _Fit:
     def _step(self, optimizer: torch.optim.Optimizer, draws: torch.Generator) -> None:
         size, device = self._rule.batch_size, self._x.device
         own = torch.randint(len(self._forgotten), (size,), generator=draws).to(device)
-        other = torch.randint(len(self._anchors), (size,), generator=draws).to(device)
+        other = torch.multinomial(self._often, size, replacement=True, generator=draws).to(device)
         logits = self._changed(self._x[torch.cat([self._forgotten[own], self._anchors[other]])])
         losses = cross_entropy(logits[:size], self._y[self._forgotten[own]], reduction="none")
         kept = kl_div(log_softmax(logits[size:], 1), self._kept[other], log_target=True, reduction="batchmean")

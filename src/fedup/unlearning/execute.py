@@ -166,13 +166,14 @@ class Execution:
             if candidates[-1].loss <= allowed / 2:
                 break
         best = min(candidates, key=lambda candidate: candidate.loss)
-        for scale in _SCALES if best.loss > allowed and not plan.force else ():
-            if delta is None:
+        if delta is None or plan.force:
+            return candidates
+        for scale in _SCALES:
+            if best.loss <= allowed:
                 break
             scaled = replace(best.served, delta=replace(delta, scale=scale))
             candidates.append(self._candidate(scaled, forget_set, new))
-            if candidates[-1].loss <= allowed:
-                break
+            best = min(candidates, key=lambda candidate: candidate.loss)
         return candidates
 
     def _candidate(self, trial: Served, forget_set: Forget, new: frozenset[Forget]) -> _Candidate:
@@ -241,7 +242,9 @@ class Execution:
 
     def _note_choice(self, first: Served, chosen: Served, forget_set: Forget) -> None:
         """Note why the filter is not the first choice, and what an eraser alone does not mend."""
-        if chosen is not first and first.filter is not None:
+        if chosen.delta is not None and chosen.delta.scale < 1:
+            self._report.note(f"All of the delta would cost a class too much: {chosen.delta.scale:.0%} of it answers.")
+        elif chosen is not first and first.filter is not None:
             name, measure = OUTPUT[self._plan.centroids.targets], MEASURE[self._plan.centroids.targets]
             self._report.note(f"The usual filter would cost a {name} more of its {measure}: another one answers.")
         elif chosen is not first:

@@ -129,7 +129,8 @@ class RequestPlan:
         builder = EraserBuilder(
             self.plugged.base, self.plugged.cut, self.eraser_config, self.contact, report, dp=self.centroids.dp
         )
-        rest = self.requests - self.delta_builder(report).requests_of(self.requests)
+        sure = replace(self.delta_builder(report), tried=frozenset())  # one that is only tried may not answer
+        rest = self.requests - sure.requests_of(self.requests)
         clients = builder.clients_to_ask(rest, self.left_out, served.question if served else None)
         return clients, report.notes
 
