@@ -20,16 +20,16 @@ from fedup.clients.model_facts import ModelFacts
 from fedup.clients.profiles import Profiles
 from fedup.clients.protocol import check_budgets
 from fedup.clients.question import PrivateQuestion, Question
-from fedup.errors import ContactError, DataError, FedUPError, RequestError, SettingError, check_choice
+from fedup.errors import ContactError, DataError, RequestError, SettingError, check_choice
 from fedup.files import explained
 from fedup.flower.accounts import Accounts
 from fedup.flower.answer_cache import AnswerCache
+from fedup.flower.contact_facts import ContactFacts
 from fedup.flower.identity import Identities
 from fedup.flower.messaging import Arrival, Delivery, Messenger
 from fedup.flower.wire import ROW, Answer, Ask, only_this_answer, row_of
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, check_known
-from fedup.statistics.traffic import Traffic
 from fedup.targets import Targets
 
 A = TypeVar("A")
@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 _Taken = tuple[int, Callable[[], Any]]  # an answer that fits: its client, and a function that loads it
 
 
-class GridContact:
+class GridContact(ContactFacts):
     """Clients behind a Flower Grid; `model` holds the trained weights, and `example` is one blank row of its inputs.
 
     `delivery` says how long the server waits for nodes, and how often it asks. A node that refuses, or whose answer
@@ -99,69 +99,6 @@ class GridContact:
     def targets(self, targets: Targets) -> None:
         check_choice("targets", targets, Targets)
         self._facts.targets = targets
-
-    @property
-    def left_out(self) -> Mapping[int, str]:
-        """Nodes without a usable answer, and why."""
-        return self._messenger.left_out
-
-    @property
-    def silent(self) -> Mapping[int, str]:
-        """`left_out` by client, and clients that no node goes by."""
-        nodes = self._accounts.nodes
-        known = {client: self.left_out[node] for client, node in nodes.items() if node in self.left_out}
-        return self._unmet | known
-
-    @property
-    def absent(self) -> Collection[int]:
-        """Clients that gave no reply to their last question, or that no node goes by."""
-        nodes = self._accounts.nodes
-        return {client for client, node in nodes.items() if node in self._messenger.no_reply} | self._unmet.keys()
-
-    def failure(self, client: int) -> FedUPError:
-        """Why a client that is there gave no answer to its last question, as an error."""
-        return ContactError(f"Client {client} gave no answer of use: {self.silent[client]}. Nothing was changed.")
-
-    @property
-    def node_rules(self) -> Mapping[int, str]:
-        """By client, what its node calls its own rules: a hash of their file, or "open" if it has none."""
-        rules = self.identities.rules
-        return {client: rules[node] for client, node in sorted(self._accounts.nodes.items()) if node in rules}
-
-    @property
-    def traffic(self) -> Traffic:
-        """All messages so far, as serialised, with retries, weights and refusals."""
-        return self._accounts.meter.traffic
-
-    @property
-    def ledger(self) -> Ledger:
-        """What clients have spent, as far as the server knows; each node's own ledger decides."""
-        return self._accounts.ledger
-
-    @ledger.setter
-    def ledger(self, ledger: Ledger) -> None:
-        self._accounts.ledger = ledger
-
-    @property
-    def base(self) -> str:
-        """Fingerprint of the model that nodes are asked about."""
-        return self._messenger.base
-
-    @property
-    def row(self) -> dict[str, Any]:
-        """Shape and type of one input row."""
-        return self._row
-
-    @property
-    def nodes(self) -> Mapping[int, int]:
-        """The node of each client that answered so far; on first use all nodes are asked who they are."""
-        _ = self.clients
-        return dict(self._accounts.nodes)
-
-    @property
-    def connected(self) -> frozenset[int]:
-        """The numbers of all nodes that are connected now."""
-        return frozenset(self._accounts.grid.get_node_ids())
 
     def meet_new_nodes(self) -> None:
         """Ask nodes that connected since the last question which client they are."""
