@@ -56,10 +56,12 @@ if TYPE_CHECKING:
     from fedup.training.local import LocalTraining as LocalTraining
     from fedup.unlearning.claim import Claim as Claim
     from fedup.unlearning.cohort import CohortModel as CohortModel
+    from fedup.unlearning.collect_again import collect_again as collect_again
     from fedup.unlearning.exact import HeadModel as HeadModel
     from fedup.unlearning.exact_file import load_head as load_head
     from fedup.unlearning.exact_file import save_head as save_head
     from fedup.unlearning.learn_head import learn_head as learn_head
+    from fedup.unlearning.pending import finish_pending as finish_pending
     from fedup.unlearning.plan import RequestPlan as RequestPlan
     from fedup.unlearning.plan import Terms as Terms
     from fedup.unlearning.report import Report as Report
@@ -96,9 +98,11 @@ _PUBLIC = {
     "fedup.training.local": "LocalTraining",
     "fedup.unlearning.claim": "Claim",
     "fedup.unlearning.cohort": "CohortModel",
+    "fedup.unlearning.collect_again": "collect_again",
     "fedup.unlearning.exact": "HeadModel",
     "fedup.unlearning.exact_file": "load_head save_head",
     "fedup.unlearning.learn_head": "learn_head",
+    "fedup.unlearning.pending": "finish_pending",
     "fedup.unlearning.plan": "RequestPlan Terms",
     "fedup.unlearning.report": "Report",
     "fedup.unlearning.unlearn": "plan purge restore unlearn",

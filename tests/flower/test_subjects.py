@@ -7,11 +7,12 @@ import pytest
 import torch
 from flwr.common.serde import recorddict_to_proto
 from tests.flower._contact import refused, spoiling
-from tests.flower._grid import FIRST, LocalGrid, World, collect, digits
+from tests.flower._grid import FIRST, Clock, LocalGrid, World, collect, digits
 
-from fedup import Forget, SubjectKey, plug, unlearn
+from fedup import Forget, SubjectKey, Terms, finish_pending, plug, unlearn
+from fedup.clients.subjects import resolve_there
 from fedup.errors import ContactError, RequestError
-from fedup.flower import Policy, RunServer
+from fedup.flower import Policy, RunServer, messaging
 from fedup.privacy import DP
 from fedup.run.answer import Limits
 
@@ -81,6 +82,32 @@ def test_a_node_that_does_not_answer_or_does_not_know_leaves_nothing_half_resolv
         assert plugged.served is None and kept.total == store.total
     with pytest.raises(RequestError, match="no client knows them"):
         unlearn(plug(world.model), store, Forget.subjects(["x"], key=KEY), clients=world.contact(grid_of(world)))
+
+
+def test_a_node_that_is_away_is_out_of_use_until_it_says_which_rows_a_person_has(world, monkeypatch):
+    monkeypatch.setattr(messaging, "time", Clock())  # nobody waits
+    asked, away = Forget.subjects([f"Patient-{number}" for number in range(12)], key=KEY), {2}
+    grid, results = grid_of(world), []
+    for spoil in (lambda node, reply: reply, lambda node, reply: None if node - FIRST in away else reply):
+        grid.spoil = spoil
+        plugged, store = plug(world.model), collect(world.model, world.federation, statistics="moments")
+        options = {
+            "clients": world.contact(grid, retries=0),
+            "terms": Terms(measure=False),
+            "force": True,
+        }
+        report = unlearn(plugged, store, asked, **options)
+        results.append((plugged, store))
+    assert report.pending.keys() == {2} == store.clients_out == store.unnamed.keys()
+    assert all(2 not in request.sample_ids for request in plugged.requests)
+    away.clear()
+    assert not finish_pending(plugged, store, **options).pending
+    (there, whole), (back, finished) = results
+    assert there.requests == back.requests and whole.total == finished.total and not store.unnamed
+    assert torch.equal(there(world.test_x), back(world.test_x))
+    away.add(2)
+    with pytest.raises(ContactError, match="client 2 has not answered"):
+        resolve_there(Forget.subjects(["x"], key=KEY), world.contact(grid, retries=0), range(4))
 
 
 def test_a_guarantee_for_persons_is_that_in_process_and_needs_nodes_that_know_them(world):

@@ -17,6 +17,7 @@ from fedup.models.views import fingerprint
 from fedup.run.state import State
 from fedup.run.training_files import Kind, check_purpose, checkpoint
 from fedup.target_words import SCORE
+from fedup.tasks.datasets import Dataset
 from fedup.tasks.evaluation import accuracy
 from fedup.tasks.progress import RoundsShown
 from fedup.training.fedavg import Observer, Runtime, Trained
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from fedup.training.engines import EngineName
 
 
-def facts_of(session: Session, trained: Trained, federation: Federation) -> dict[str, Any]:
+def facts_of(session: Session, trained: Trained, federation: Federation, dataset: Dataset) -> dict[str, Any]:
     """What the journal notes of a training, on these rows."""
-    rows, dataset, device = federation.rows("heldout"), session.dataset, session.device
+    rows, device = federation.rows("heldout"), session.device
     x, y = (federation.x[rows].to(device), federation.y[rows].to(device))
     test = dataset.test_x.to(device), dataset.test_y.to(device)
     measured = {"heldout": accuracy(trained.model, x, y), "test": accuracy(trained.model, *test)}
@@ -49,7 +50,7 @@ def new_base_facts(session: Session, state: State, trained: Trained, federation:
     """The same for a base that takes the place of another; `data` stays the whole federation, which is checked when it
     is loaded, and `trained_on` are the rows that were left."""
     assert state.trained is not None  # else there is no base
-    facts = facts_of(session, trained, federation)
+    facts = facts_of(session, trained, federation, session.dataset)
     return {"data": state.trained.body["data"], "trained_on": federation.digest(), **facts}
 
 

@@ -45,6 +45,8 @@ def _print(result: dict[str, Any], state: State) -> None:
             f"[yellow]Waiting[/] {', '.join(result['waiting'])}: too few rows to be answered alone, so that nothing is "
             "suppressed for them yet. `fedup unlearn --pending` answers them as soon as they are enough."
         )
+    for part in result["pending"]:
+        console.print(f"[yellow]Pending[/] Client {part['client']} has not answered: {escape(part['part'])}.")
     _print_queue(console, result)
     if suppressed := [entry["id"] for entry in result["requests"] if entry["weights"] == SUPPRESSED]:
         console.print(f"{', '.join(suppressed)}: {SUPPRESSED}. `fedup retrain` trains a model without it.")
@@ -108,9 +110,10 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
             f"{size(sum(own['bytes'] for own in sent.values()))} in all"
         )
     sealed, in_force = found["sealed"], ", ".join(found["in_force"])
+    erased = f", {sealed['erased']} statistics of erased rows" if sealed["erased"] else ""
     facts["Sealed"] = (
-        f"{sealed['cells']} cells that requests leave out, {sealed['originals']} originals of replaced cells; "
-        f"{sealed['purged']} cells destroyed"
+        f"{sealed['cells']} cells that requests leave out, {sealed['originals']} originals of replaced cells"
+        f"{erased}; {sealed['purged']} cells destroyed"
     )
     first = found["base"]["generation"] == 1
     unfiltered = "the original model answers" if first else "the model answers as it was trained"

@@ -15,6 +15,7 @@ from fedup.run.in_words import count
 from fedup.target_words import SCORE
 
 if TYPE_CHECKING:
+    from fedup.cli._session import Session
     from fedup.tasks.recipe import Recipe
     from fedup.training.engines import EngineName
 
@@ -81,35 +82,34 @@ def train(
 
     from fedup.cli._more_rounds import go_on, print_trained_on
     from fedup.cli._remark import remark
-    from fedup.cli._session import Session, checked_device
+    from fedup.cli._session import Session
     from fedup.cli._tables import columns_in_words, options_from
     from fedup.run.answer import Limits
     from fedup.tasks.recipe import Recipe
     from fedup.training.engines import known_engine
 
+    session = Session(run, device=device, subject_key=subject_key)
     if more_rounds is not None:
         given: dict[str, Any] = {**settings, **file, "model": model, "backbone": backbone, "weights": weights}
         given |= {"data": data if data != "digits" else None, "features": features, "restart": restart or None}
-        session, limits = Session(run, device=device, subject_key=subject_key), Limits(max_loss, force, max_class_loss)
-        result = go_on(session, given, more_rounds, limits, engine, wait)
+        result = go_on(session, given, more_rounds, Limits(max_loss, force, max_class_loss), engine, wait)
         options.show(result, as_json, lambda result: print_trained_on(result, run))
         raise typer.Exit(1 if result["declined"] else 0)
     if backbone is not None:
         from fedup.cli._exact import known_keep, learn_into, print_learned
 
-        session = Session(run, device=device, subject_key=subject_key)
         recipe = _recipe_of_head(data, {**settings, "model": model, "weights": weights}, file)
         result = learn_into(session, recipe, backbone, features, known_keep(keep), wait)
         options.show(result, as_json, lambda result: print_learned(result, run))
         return
     if keep != "clients":
         raise typer.BadParameter("--keep is for a head on a public backbone: name one with --backbone.")
-    chosen_engine = known_engine(engine, torch.device(checked_device(device)))
+    chosen_engine = known_engine(engine, torch.device(session.device))
     first = str(weights) if weights else None
     recipe = Recipe.suited_to(data, model=model, weights=first, file=options_from(file), **settings)
     if recipe.rounds == 0 and weights is None:
         raise typer.BadParameter("--rounds 0 takes a model as trained: bring its weights with --weights.")
-    result = _train(run, recipe, restart, device, chosen_engine, wait, subject_key)
+    result = _train(session, recipe, restart, chosen_engine, wait)
     said = f"{run} was trained before; nothing was changed."
     if not result["already"]:
         notes = remark(result) + columns_in_words(recipe.data, recipe.file)
@@ -134,24 +134,15 @@ def _recipe_of_head(data: str, given: dict[str, Any], file: Settings) -> "Recipe
     return Recipe.suited_to(data, file=public_scaling(data, options_from(file)), **{**chosen, "rounds": 1})
 
 
-def _train(
-    path: Path,
-    recipe: "Recipe",
-    restart: bool,
-    device: str,
-    engine: "EngineName",
-    wait_s: float,
-    subject_key: Path | None,
-) -> dict[str, Any]:
+def _train(session: "Session", recipe: "Recipe", restart: bool, engine: "EngineName", wait_s: float) -> dict[str, Any]:
     from fedup.cli._new_base import facts_of
-    from fedup.cli._session import BusyNoted, Session
+    from fedup.cli._session import BusyNoted
     from fedup.models.cut import find_cut
     from fedup.models.views import fingerprint
     from fedup.run.record import keep_model
     from fedup.tasks.progress import RoundsShown
     from fedup.training.fedavg import Runtime
 
-    session = Session(path, device=device, subject_key=subject_key)
     parts = {"data": recipe.data, "model": recipe.model}
     own = {name: Path(source) for name, source in parts.items() if source.endswith(".py")}
     dataset = recipe.load()
@@ -172,9 +163,9 @@ def _train(
                 start,
                 federation,
                 observers=[BusyNoted(session.console), rounds],
-                runtime=Runtime(device, engine, session.run.files.checkpoint),
+                runtime=Runtime(session.device, engine, session.run.files.checkpoint),
             )
-        facts = {"data": federation.digest(), **facts_of(session, trained, federation)}
+        facts = {"data": federation.digest(), **facts_of(session, trained, federation, dataset)}
         trained.model.to("cpu")
         return {"already": False, **_describe(keep_model(writer, trained.model, facts))}
 

@@ -20,24 +20,23 @@ from fedup.clients.model_facts import ModelFacts
 from fedup.clients.profiles import Profiles
 from fedup.clients.protocol import check_budgets
 from fedup.clients.question import PrivateQuestion, Question
-from fedup.errors import ContactError, DataError, RequestError, SettingError, check_choice
+from fedup.errors import ContactError, DataError, RequestError, SettingError
 from fedup.files import explained
 from fedup.flower.accounts import Accounts
 from fedup.flower.answer_cache import AnswerCache
-from fedup.flower.contact_facts import ContactFacts
 from fedup.flower.identity import Identities
 from fedup.flower.messaging import Arrival, Delivery, Messenger
+from fedup.flower.reached_nodes import ReachedNodes
 from fedup.flower.wire import ROW, Answer, Ask, only_this_answer, row_of
 from fedup.privacy.ledger import Ledger
 from fedup.request import Forget, check_known
-from fedup.targets import Targets
 
 A = TypeVar("A")
 _LOG = logging.getLogger(__name__)
 _Taken = tuple[int, Callable[[], Any]]  # an answer that fits: its client, and a function that loads it
 
 
-class GridContact(ContactFacts):
+class GridContact(ReachedNodes):
     """Clients behind a Flower Grid; `model` holds the trained weights, and `example` is one blank row of its inputs.
 
     `delivery` says how long the server waits for nodes, and how often it asks. A node that refuses, or whose answer
@@ -91,14 +90,10 @@ class GridContact(ContactFacts):
         self.flagged: dict[int, str] = {}  # nodes whose answers disagree with all others, and how
 
     @property
-    def targets(self) -> Targets:
-        """What a row has: a class, or labels or values, where that was set."""
-        return self._facts.targets
-
-    @targets.setter
-    def targets(self, targets: Targets) -> None:
-        check_choice("targets", targets, Targets)
-        self._facts.targets = targets
+    def nodes(self) -> Mapping[int, int]:
+        """The node of each client that answered so far; on first use all nodes are asked who they are."""
+        _ = self.clients
+        return dict(self._accounts.nodes)
 
     def meet_new_nodes(self) -> None:
         """Ask nodes that connected since the last question which client they are."""
@@ -135,9 +130,10 @@ class GridContact(ContactFacts):
     # --- asking
 
     def ask(self, questions: Mapping[int, Question[A]], *, optional: Collection[int] = ()) -> Iterator[tuple[int, A]]:
-        self._look_for(questions, optional)
+        connected = self._look_for(questions, optional)
         nodes = {client: self._accounts.nodes[client] for client in questions if client not in self._unmet}
-        by_node = {node: questions[client] for client, node in nodes.items()}
+        gone = self._messenger.no_reply - connected  # these would only be waited for once more
+        by_node = {node: questions[client] for client, node in nodes.items() if node not in gone}
         self._profiles = Profiles()
         taken = self._ask_nodes(by_node, {node: client for client, node in nodes.items()})
         taken = self._leave_out(taken, self._judge_later(by_node, taken))
@@ -169,19 +165,30 @@ class GridContact(ContactFacts):
         self._check_enough(len(taken), of=len(questions) + len(lost), asked=questions)
         return self._collection(taken)
 
-    def _look_for(self, clients: Collection[int], optional: Collection[int]) -> None:
-        """Find the nodes of these clients, also of those that came back; raises if one is not there and has to be."""
+    def _look_for(self, clients: Collection[int], optional: Collection[int]) -> set[int]:
+        """Find the nodes of these clients, also of those that came back; raises if one is not there and has to be.
+        Returns all nodes that are connected."""
+        connected: set[int] = set()
+        if not clients:
+            self._unmet = {}
+            return connected
         with suppress(ContactError):  # nobody is connected at all
             known, nodes = self.clients, self._accounts.nodes
             connected = set(self._accounts.connected())
             lost = any(client not in known or nodes[client] not in connected for client in clients)
             if lost and connected - set(nodes.values()):
                 self._greet(everyone=False)
-        why, known = "it has not answered so far: no node goes by that number", self._believed()
-        self._unmet = {client: why for client in clients if client not in known}
+        known = self._believed()
+        self._unmet = {client: self._why_unmet(client) for client in clients if client not in known}
         for client in self._unmet:
             if client not in optional:
                 raise ContactError(f"Client {client} has not answered so far: no node goes by that number.")
+        return connected
+
+    def _why_unmet(self, client: int) -> str:
+        """Why no node goes by a number: perhaps one says that it is this client, and may not be."""
+        claims = [why for node, why in self.left_out.items() if why.startswith(f"client {client} is bound")]
+        return claims[0] if claims else "it has not answered so far: no node goes by that number"
 
     @property
     def _intake(self) -> Intake:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedup.clients.collect import collect as ask_clients
-from fedup.errors import ContactError, RequestError
+from fedup.errors import ContactError, RequestError, SettingError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.flower.contact import GridContact
 from fedup.flower.new_base import collect_retained, put_retrained, train_on
@@ -86,8 +86,18 @@ class RunServer:
         if (base := self.state.base) != fingerprint(model):
             raise RequestError(f"{self.run.path} holds another model ({base[:12]}). Use a new folder for this one.")
 
-    def collect(self, contact: GridContact, **settings: Any) -> Centroids:
-        """The clients' centroids: stored ones, or else collected now with the settings of `fedup.collect`."""
+    def collect(self, contact: GridContact, *, clients: Sequence[int] = (), **settings: Any) -> Centroids:
+        """The clients' centroids: stored ones, or else collected now with the settings of `fedup.collect`.
+
+        Some `clients` are asked anew: what they send takes the place of what they sent before, or is added if they are
+        new, and the filter in force is made again.
+        """
+        if clients:
+            if settings:
+                raise SettingError("Single clients are asked as all were at first: pass no settings besides clients.")
+            with self.desk("collect", contact, None) as desk:
+                desk.collect_again(clients, limits=Limits(None))
+            return read_with(self.run, lambda state: load_store(self.run, state))[1]
         contact.keep_answers(self._answers_path)
         if self.state.collected is not None:
             contact.settled(only_collection=True)  # left by a server that was killed
@@ -127,6 +137,11 @@ class RunServer:
         """Answer the requests that wait, if they have enough rows together."""
         with self.desk("unlearn", contact, judge) as desk:
             return desk.unlearn([], limits=Limits(3.0 if judge else None), pending=True)
+
+    def finish_pending(self, contact: GridContact, *, judge: Judge | None = None) -> Outcome:
+        """Ask the nodes again that had not answered: parts of answers wait for them (`state.pending`)."""
+        with self.desk("unlearn", contact, judge) as desk:
+            return desk.finish_pending(limits=Limits(3.0 if judge else None))
 
     def restore(self, *requests: str, contact: GridContact | None = None, judge: Judge | None = None) -> Outcome:
         """Restore requests, by their ids."""

@@ -18,6 +18,8 @@ from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import CellName, Centroids
 from fedup.statistics.store_file import save_centroids
 from fedup.statistics.traffic import Release, Traffic
+from fedup.unlearning.collect_again import collect_again as ask_anew
+from fedup.unlearning.pending import finish_pending as finish
 from fedup.unlearning.plan import Terms
 from fedup.unlearning.report import Report
 from fedup.unlearning.unlearn import contact_of, resolved
@@ -175,7 +177,7 @@ class RequestDesk:
         for known in (*state.open, *state.waiting):
             if not request.forget.is_resolved and request.forget == known.forget.as_named:
                 return replace(request, forget=known.forget)
-        return replace(request, forget=resolved(request.forget, contact))
+        return replace(request, forget=resolved(request.forget, contact, self.centroids))
 
     def _keep_waiting(self, pool: Pool, traffic: Traffic) -> list[dict[str, Any]]:
         """Put new requests that have to wait on record, with what clients sent to find that out."""
@@ -189,6 +191,8 @@ class RequestDesk:
         known = {request.id for request in self.writer.state.waiting}
         if any(entry["id"] not in known for entry in entries):
             body = {**contact_facts(report), "forced": [], "time_s": {}, "base": self.plugged.base_fingerprint}
+            if self.centroids is not None and self.centroids.unnamed:  # who has yet to name rows of their persons
+                body["centroids"] = self._store_centroids(self.centroids).to_json()
             self.writer.commit("waiting", {**self.facts, "requests": entries, **body})
         return entries
 
@@ -217,6 +221,46 @@ class RequestDesk:
         except HarmError as error:
             return self._refused("restored", ids, error)
         return self._settle("restored", ids, report, limits)
+
+    def finish_pending(self, *, limits: Limits = Limits()) -> Outcome:  # noqa: B008 (frozen)
+        """Ask the clients again that had not answered, and put the filter in force that their answers allow."""
+        state, store, asked = self.writer.state, self.centroids, {own.forget: own for own in self.writer.state.active}
+        if store is None or not store.pending or not asked:
+            return Outcome([], state.filter, Report(self.plugged.requests), None)
+        if self.clients is None:
+            raise RequestError("What is pending needs the clients, and there is no way to reach them.")
+        self.plugged.check_base(hashed=True)
+        try:
+            terms = Terms(limits.max_class_loss)
+            report = finish(self.plugged, store, clients=self.clients, force=limits.force, terms=terms)
+        except HarmError as error:
+            return self._refused("renewed", [], error)
+        entries = []
+        for forget, request in asked.items():
+            named = next((own for own in report.requests | report.withheld if own.as_named == forget.as_named), forget)
+            verdict = report.verdicts.get(named.digest)
+            if verdict is not None:
+                notes = report.notes_about.get(named.digest, [])
+                about = {
+                    "forget": named.to_json(),
+                    "digest": named.digest,
+                    "verdict": verdict.to_json(),
+                    "notes": notes,
+                }
+                entries.append({**request.entry, **about, "withheld": named in report.withheld})
+        return self._settle("renewed", entries, report, limits)
+
+    def collect_again(self, ids: Collection[int], *, limits: Limits = Limits()) -> Outcome:  # noqa: B008 (frozen)
+        """Ask some clients anew for their statistics, and make the filter in force again with them."""
+        if self.centroids is None or self.clients is None:
+            raise RequestError("To collect from single clients needs a first collection, and a way to reach them.")
+        self.plugged.check_base(hashed=True)
+        options: Any = {"force": limits.force, "terms": Terms(limits.max_class_loss)}
+        try:
+            store, report = ask_anew(self.plugged, self.centroids, ids, clients=self.clients, **options)
+        except HarmError as error:
+            return self._refused("renewed", [], error)
+        return replace(self, centroids=store)._settle("renewed", [], report, limits)
 
     def purge(self) -> list[CellName]:
         """Destroy the sealed cells: no file of the folder holds them any more."""
@@ -247,7 +291,7 @@ class RequestDesk:
         """Measure the new filter, store it and commit; or only note that it was declined."""
         state, served, ids = self.writer.state, self.plugged.served, _ids(requests)
         withheld = [request["id"] for request in requests if isinstance(request, dict) and request["withheld"]]
-        swapped = step == "restored" or len(withheld) < len(ids)  # else the filter served before still is
+        swapped = step != "unlearned" or len(withheld) < len(ids)  # else the filter served before still is
         with report.stage("measure"):
             figures = self.judge(self.plugged, report.requests) if self.judge and served and swapped else None
         body = {
@@ -257,6 +301,8 @@ class RequestDesk:
             "erasure": report.erasure,
             "delta": report.delta,
             "notes": list(report.notes),
+            "pending": describe_pending(report),
+            "erased_rows_kept": len(self.centroids.eraser_parts) if self.centroids is not None else 0,
             "forced": list(report.forced),
             "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},
             "base": self.plugged.base_fingerprint,
@@ -269,10 +315,10 @@ class RequestDesk:
             if served and swapped:
                 stored = self.writer.put("filter", lambda path: save_filter(self.plugged, path))
             reopened = withheld or any(request.id in ids for request in state.open)
-            touched = report.cells_replaced or report.clients_contacted or reopened
+            touched = report.cells_replaced or report.clients_contacted or reopened or report.pending or state.pending
             changed = self._store_centroids(self.centroids) if self.centroids is not None and touched else None
         active = [request.id for request in state.active if request.id not in ids]
-        if step == "unlearned":
+        if step != "restored":
             active += [name for name in ids if name not in withheld]
         body |= {
             "active": active,
@@ -325,6 +371,11 @@ def contact_facts(report: Report) -> dict[str, Any]:
         "messages": report.traffic.messages,
         "releases": describe_releases(report.releases),
     }
+
+
+def describe_pending(report: Report) -> list[dict[str, Any]]:
+    """What waits for clients that have not answered, as the journal holds it."""
+    return [{"client": client, "part": part} for client, part in sorted(report.pending.items())]
 
 
 def describe_releases(sent: Iterable[Release]) -> list[dict[str, Any]]:

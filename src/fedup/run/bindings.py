@@ -48,9 +48,10 @@ class RunBindings:
             raise DataError("it has no key, and this server accepts nodes with keys only")
         own = self._bound.get(client)
         if own is not None and (own.by, own.identity) != (self.by, identity):
+            lost = " (a node without a key gets a new one whenever it starts)" if own.by == "node id" else ""
             raise DataError(
-                f"client {client} is bound to another {own.by} in this run folder; if it is the same client, release "
-                f"the number with `fedup release {client}` or RunServer.release({client})"
+                f"client {client} is bound to another {own.by} in this run folder{lost}; if it is the same client, "
+                f"release the number with `fedup release {client}` or RunServer.release({client})"
             )
         if self._clients.get(identity, client) != client:
             raise DataError(f"it was client {self._clients[identity]} before, and says now that it is {client}")

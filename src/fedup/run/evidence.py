@@ -51,6 +51,10 @@ _ERASED = (
     "and contains the difference between their mean and that of retained rows: its file is marked "
     "derived_from_forgotten. It holds means of at least 20 rows, no single one."
 )
+_KEPT = (
+    "The sums of these rows that clients sent for the eraser are kept at the server, sealed, so that a later request "
+    "does not need these clients; `fedup purge` destroys them."
+)
 _CHANGED = (
     "The filter has a delta, a small change of weights, which clients fitted to the rows named above so that their "
     "losses are those of rows never trained on: its file is marked derived_from_forgotten. Whoever has both the model "
@@ -154,7 +158,7 @@ def _of_filter(state: State, request: Request, serving: Event | None) -> dict[st
         claimed = [*(text for text, holds in states.items() if holds), _UNCHANGED]
         claimed += [f"The request was refused: {request.refusal}"] if request.refusal is not None else []
         names = ("claim", "filter", "accuracy", "restored_bit_identical", "retrained", "erasure")
-        return {**dict.fromkeys(names), "class_recall": {}, "claimed": claimed}
+        return {**dict.fromkeys(names), "class_recall": {}, "claimed": claimed, "pending": []}
     if state.is_exact:
         return of_head(state, request, serving)
     body, figures, erasure = serving.body, serving.body["figures"], serving.body["erasure"]
@@ -162,7 +166,9 @@ def _of_filter(state: State, request: Request, serving: Event | None) -> dict[st
     is_remapped = "class" in request.forget.kind and body["config"]["class_policy"] != "drop"
     is_changed = request.forget.digest in (body.get("delta") or {}).get("requests", ())
     source = [_REMAPPED] if is_remapped else [] if is_erased or is_changed else [_UNUSED]
-    source = [*([_ERASED] if is_erased else []), *([_CHANGED] if is_changed else []), *source]
+    source = [*_about_eraser(state, serving, is_erased=is_erased), *([_CHANGED] if is_changed else []), *source]
+    pending = [dict(part) for part in body.get("pending", ())]
+    waits = [f"Client {part['client']} has not answered, and its part is pending: {part['part']}." for part in pending]
     return {
         "filter": {
             **body["filter"],
@@ -177,8 +183,17 @@ def _of_filter(state: State, request: Request, serving: Event | None) -> dict[st
         "retrained": _retrained(state, serving),
         "erasure": erasure if is_erased else None,
         "claim": {"kind": "suppressed", "sentence": _SUPPRESSED, "conditions": [], "totals": None, "accuracy": None},
-        "claimed": [_SUPPRESSED, *source, _UNCHANGED],
+        "claimed": [_SUPPRESSED, *source, _UNCHANGED, *waits],
+        "pending": pending,
     }
+
+
+def _about_eraser(state: State, serving: Event, *, is_erased: bool) -> list[str]:
+    if not is_erased:
+        return []
+    purged = any(event.kind == "purged" and event.seq > serving.seq for event in state.events)
+    kept = serving.body.get("erased_rows_kept", 0)
+    return [_ERASED, _KEPT] if kept and not purged else [_ERASED]
 
 
 def write_evidence(evidence: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -194,8 +209,9 @@ def write_evidence(evidence: Mapping[str, Any], folder: Path) -> list[Path]:
 def _serving(state: State, request: Request) -> Event | None:
     """The last answer that made a filter under which the request was in force; None where it never was."""
     for event in reversed(state.events):
-        if event.kind in ("unlearned", "restored", "added", "continued") and request.id in event.body["active"]:
-            new = event.body["requests"] if event.kind == "unlearned" else []
+        kinds = ("unlearned", "restored", "renewed", "added", "continued")
+        if event.kind in kinds and request.id in event.body["active"]:
+            new = event.body["requests"] if event.kind in ("unlearned", "renewed") else []
             if not new or not all(entry["withheld"] for entry in new):  # else what was served before still is
                 return event
     return None

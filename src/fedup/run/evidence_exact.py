@@ -59,6 +59,7 @@ def of_head(state: State, request: Request, serving: Event) -> dict[str, Any]:
         "class_recall": {},
         "retrained": None,
         "erasure": None,
+        "pending": [dict(part) for part in body.get("pending", ())],
         "claimed": [
             *([] if request.is_active else [_TAKEN_BACK]),
             claim["sentence"],

@@ -7,7 +7,7 @@ from typing import Any
 from fedup.clients.protocol import Contact
 from fedup.errors import RequestError
 from fedup.federation import Federation
-from fedup.run.answer import Limits, NewRequest, contact_facts
+from fedup.run.answer import Limits, NewRequest, contact_facts, describe_pending
 from fedup.run.exact import FEATURES, claim_here, salt_of
 from fedup.run.folder import Writer
 from fedup.run.head_judge import HeadJudge
@@ -144,6 +144,7 @@ class HeadDesk:
             "class_recall": trial.recalls_json,
             "centroids_used": report.centroids_used,
             "notes": list(report.notes),
+            "pending": describe_pending(report),
             "forced": [],
             "base": self.model.base_fingerprint,
             "active": active + (ids if step == "unlearned" else []),

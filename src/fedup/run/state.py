@@ -48,6 +48,7 @@ class Request:
     withheld: bool = False
     waiting: bool = False
     waited_since: str | None = None  # when it first had to wait
+    first_asked: str | None = None  # when it came in, if clients were asked again since
     queued: bool = False
     postponed: str | None = None  # why the server could not answer it yet (run.queue)
     refusal: str | None = None  # why the server does not answer it
@@ -105,7 +106,7 @@ class Request:
             "kind": self.forget.kind,
             "reason": self.forget.reason,
             "forget": self.forget.queued_json(),
-            "asked_at": self.waited_since or self.asked_in.at,
+            "asked_at": self.waited_since or self.first_asked or self.asked_in.at,
             "waited": self.waited_since is not None,
             "status": self.status,
             "restored_at": self.restored_in.at if self.restored_in else None,
@@ -125,6 +126,7 @@ class State:
     filter: FileRecord | None = None
     requests: tuple[Request, ...] = ()
     events: History = field(default_factory=History)
+    pending: tuple[Mapping[str, Any], ...] = ()  # what waits for clients that have not answered
 
     @property
     def head(self) -> str:
@@ -282,11 +284,12 @@ def _after(state: State, event: Event) -> State:
             collected = event if event.kind == "collected" else state.collected
             served = FileRecord(**body["filter"]) if body.get("filter") else state.filter
             return replace(state, collected=collected, centroids=FileRecord(**body["centroids"]), filter=served)
-        case "unlearned" | "restored":
-            requests = _with_new(state, event) if event.kind == "unlearned" else _with_restored(state, event)
+        case "unlearned" | "restored" | "renewed":  # renewed: clients were asked again
+            requests = _with_restored(state, event) if event.kind == "restored" else _with_new(state, event)
             centroids = FileRecord(**body["centroids"]) if body["centroids"] is not None else state.centroids
             served = None if body["filter"] is None else FileRecord(**body["filter"])
-            return replace(state, requests=requests, centroids=centroids, filter=served)
+            waits = tuple(body.get("pending", ()))
+            return replace(state, requests=requests, centroids=centroids, filter=served, pending=waits)
         case "added":  # rows or clients that came later (run.head_desk)
             names = body["added"]["client_names"]
             about = {**state.about, "client_names": list(names)} if names else state.about
@@ -295,7 +298,8 @@ def _after(state: State, event: Event) -> State:
         case "continued" | "retrained":  # a new base (run.new_base)
             return _with_new_base(state, event)
         case "waiting":
-            return replace(state, requests=_with_new(state, event, waiting=True))
+            centroids = FileRecord(**body["centroids"]) if body.get("centroids") else state.centroids
+            return replace(state, requests=_with_new(state, event, waiting=True), centroids=centroids)
         case "withdrawn":  # requests that waited
             return replace(state, requests=_with_restored(state, event))
         case "queued":
@@ -331,6 +335,8 @@ def _with_new(state: State, event: Event, *, waiting: bool = False, queued: bool
         since = requests[name].waited_since if name in requests else event.at if waiting or queued else None
         about: dict[str, Any] = {"withheld": asked["withheld"], "waiting": waiting, "queued": queued}
         about["waited_since"] = since
+        if event.kind == "renewed":
+            about["first_asked"] = requests[name].first_asked or requests[name].asked_in.at
         requests[name] = Request(name, forget, asked["reference"], event, **about)
     return tuple(sorted(requests.values(), key=lambda request: int(request.id[1:])))
 

@@ -37,6 +37,7 @@ def overview(run: Run, state: State) -> dict[str, Any]:
         "in_force": [request.id for request in state.active],
         "open": [request.id for request in state.open],
         "waiting": [request.id for request in state.waiting],
+        "pending": [dict(part) for part in state.pending],
         **describe_queue(run, state),
         "finished": [request.id for request in state.finished],
         "requests": [_request(state, request) for request in state.requests],
@@ -90,7 +91,8 @@ def _event(event: Event | None, *names: str) -> dict[str, Any] | None:
 
 
 def _sealed(run: Run, state: State) -> dict[str, int]:
-    """Cells that requests in force leave out, cells purged, and originals kept beside their replacement."""
+    """Cells that requests in force leave out or that wait for their client, cells purged, originals kept beside their
+    replacement, and statistics of erased rows."""
     path = run.files.folder / state.centroids.name if state.centroids else None
     header = peek(path) if path else {}
     clients = {client for request in state.active for client in request.forget.client_ids}
@@ -98,7 +100,9 @@ def _sealed(run: Run, state: State) -> dict[str, int]:
     purged = {tuple(name) for name in header.get("purged", ())}
     cells = _cells(path, header) if path else []
     named = {(client, label) for client, label in cells if client in clients or label in classes}
-    return {"cells": len(named - purged), "originals": len(header.get("sealed", ())), "purged": len(purged)}
+    named |= {(int(client), label) for client, labels in header.get("pending", {}).items() for label in labels}
+    kept = {"originals": len(header.get("sealed", ())), "erased": len(header.get("erased", ()))}
+    return {"cells": len(named - purged), **kept, "purged": len(purged)}
 
 
 def _cells(path: Path, header: dict[str, Any]) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ def add_client(store: MomentStore, client: int, moments: IntegerMoments, by_clas
     """Add a client's moments to the totals; `by_class` are its second moments of single classes, if it sent them."""
     if client in store.known_clients:
         raise DataError(f"Client {client} is here already: add its new rows by their ids.")
-    if moments.width != store.total.width or len(moments.counts) != store.num_classes:
+    if moments.width != store.total.width or len(moments.counts) != len(store.total.counts):
         raise DataError(f"Client {client} sent moments of another width or label set than the totals.")
     total = store.total + moments
     total.check(store.config)
@@ -74,3 +74,50 @@ def insert_cells(store: MomentStore, names: Iterable[CellName]) -> None:
     store.cells = CellTable((client for client, _ in merged), (label for _, label in merged))
     store.counts, store.sizes = counts, sizes
     store.__post_init__()
+
+
+def drop_client(store: MomentStore, client: int) -> None:
+    """Take all that a client sent out of the store, as if it had not been there.
+
+    Second moments of its classes cannot be told apart from what it sent: where they are not known by themselves, other
+    clients are asked for theirs when a class is forgotten.
+    """
+    cells = store.cells_of(client)
+    store.total = store.all_but(client)
+    for cell in cells:
+        known = store.of_cells.pop(cell.name, None)
+        if cell.label in store.of_classes and client not in store.unsent and int(store.counts[cell.start]):
+            if known is None:
+                del store.of_classes[cell.label]
+            else:
+                store.of_classes[cell.label] = store.of_classes[cell.label] - known
+    staying = [i for i, holder in enumerate(store.cell_columns[0]) if holder != client]
+    if client in store.parts:
+        del store.parts[client]
+    clients, labels = store.cell_columns
+    store.cells = CellTable((clients[i] for i in staying), (labels[i] for i in staying))
+    store.counts, store.sizes = store.counts[staying], store.sizes[staying]
+    store.clients = tuple(other for other in store.clients if other != client)
+    store.__dict__.pop("known_clients", None)
+    store.__post_init__()
+    for named in (store.excluded, store.sealed, store.sealed_second):
+        for name in [name for name in named if name[0] == client]:
+            del named[name]
+    store.purged = {name for name in store.purged if name[0] != client}
+    store.unsent.discard(client)
+    store.unreported.pop(client, None)
+    store.few = {label: own - {client} for label, own in store.few.items() if own - {client}}
+
+
+def mark_left_out(
+    store: MomentStore, client: int, samples: Mapping[int, frozenset[int]], absent: Iterable[int]
+) -> None:
+    """Note what a client left out of its message: samples by class, and whole classes, as after a purge."""
+    missing = [label for label in absent if store.cell((client, label)) is None]
+    insert_cells(store, [(client, label) for label in (*samples, *missing)])
+    store.purged |= {(client, label) for label in missing}
+    for label, ids in samples.items():
+        cell = store.cell((client, label))
+        assert cell is not None  # it was made above
+        store.excluded[cell.name] = ids
+        store.sizes[cell.start] = int(store.counts[cell.start]) + len(ids) if int(store.counts[cell.start]) else 0

@@ -164,7 +164,13 @@ class MomentStore(Centroids):
     def retained(self, forget_set: Forget) -> IntegerMoments:
         """The moments of everything but these clients and classes: the total less what is forgotten. Clients that are
         out of use are left out, too."""
-        forget_set = self._without_those_out(forget_set)
+        return self._remaining(self._without_those_out(forget_set))
+
+    def all_but(self, client: int) -> IntegerMoments:
+        """The moments of all others, also of those that are out of use."""
+        return self._remaining(Forget(frozenset([client])))
+
+    def _remaining(self, forget_set: Forget) -> IntegerMoments:
         counts, sums = self.total.counts.clone(), self.total.sums.clone()
         parts = {client: self.parts[client] for client in sorted(forget_set.client_ids) if client in self.parts}
         for client, part in parts.items():
@@ -188,6 +194,11 @@ class MomentStore(Centroids):
         """Classes to keep of which a retained client has too few rows to report."""
         kept = sorted(self.few.keys() - forget_set.class_ids)
         return [label for label in kept if self.few[label] - forget_set.client_ids]
+
+    def classes_waiting(self, forget_set: Forget) -> set[int]:
+        """Classes to keep of which a retained client has rows and is out of use until it answers."""
+        cells = (cell for client in self.clients_out - forget_set.client_ids for cell in self.cells_of(client))
+        return {cell.label for cell in cells if int(self.counts[cell.start])} - forget_set.class_ids
 
     def _check(self, moments: IntegerMoments, what: str, *, products: bool = True) -> None:
         try:

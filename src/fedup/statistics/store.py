@@ -70,6 +70,7 @@ class Centroids:
     # that no filter is fitted to until then, since forgotten rows are or may be in these cells
     unnamed: dict[int, frozenset[str]] = field(default_factory=dict)  # by client: tags of persons whose rows there it
     # has not named yet
+    renewed: int = 0  # how many times a client was collected from anew
     eraser_parts: EraserParts = field(default_factory=dict)  # what clients sent of rows that are erased
     sealed: dict[CellName, tuple[Tensor, Tensor]] = field(default_factory=dict)  # originals kept for restoration
     bytes_up: dict[int, int] = field(default_factory=dict)  # by client: all that it sent, as serialised

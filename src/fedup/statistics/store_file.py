@@ -41,6 +41,7 @@ def save_centroids(store: Centroids, path: str | Path) -> None:
         "paper_epsilons": [[*name, epsilon] for name, epsilon in sorted(store.paper_epsilons.items())],
         "ledger": store.ledger.to_json(),
         "pending": {str(client): sorted(labels) for client, labels in sorted(store.pending.items())},
+        "renewed": store.renewed,
         "unnamed": {str(client): sorted(tags) for client, tags in sorted(store.unnamed.items())},
     }
     erased, header["erased"] = parts_to_save(store.eraser_parts)
@@ -106,6 +107,7 @@ def _loaded(path: str | Path) -> Centroids:
             paper_epsilons={(client, label): value for client, label, value in header["paper_epsilons"]},
             ledger=Ledger.from_json(header["ledger"]),
             pending={int(client): frozenset(labels) for client, labels in header.get("pending", {}).items()},
+            renewed=int(header.get("renewed", 0)),
             unnamed={int(client): frozenset(tags) for client, tags in header.get("unnamed", {}).items()},
             eraser_parts=loaded_parts(tensors, header.get("erased", [])),
             **own,

@@ -162,5 +162,6 @@ def _rows_left_out_besides(store: MomentStore, requests: frozenset[Forget]) -> i
 
 def _sealed(store: MomentStore, requests: frozenset[Forget]) -> int:
     forget_set = union(requests)
-    left_out = {cell.name for cell in store.cells_named(forget_set) if int(store.counts[cell.start])}
+    cells = (*store.cells_named(forget_set), *store.cells_pending)
+    left_out = {cell.name for cell in cells if int(store.counts[cell.start])}
     return len((left_out - store.purged) | set(store.sealed))

@@ -111,8 +111,11 @@ def check_recall(
         )
 
 
-def lost_classes(centroids: Centroids, forget_set: Forget) -> dict[int, int]:
+def lost_classes(centroids: Centroids, forget_set: Forget, *, answered: bool = False) -> dict[int, int]:
     """`{class: rows left}` of classes that nobody asked to forget and that requests leave with too few rows.
+
+    Cells that wait for their client count as empty, unless it is taken to have `answered`. With moments no class is
+    lost by that: those that only wait are kept as they were.
 
     Under differential privacy row counts are unknown; a class that does not stand out of the noise gets a note.
     """
@@ -121,6 +124,7 @@ def lost_classes(centroids: Centroids, forget_set: Forget) -> dict[int, int]:
     if isinstance(centroids, MomentStore) and centroids.targets != "classes":
         left = enumerate(centroids.target_sums(centroids.retained(forget_set)))
         return {out: rows for out, rows in left if rows < LEAST_CLASS_ROWS and out not in forget_set.class_ids}
+    waiting = [] if answered or isinstance(centroids, MomentStore) else centroids.cells_pending
     rows, taken, samples = centroids.rows_by_class(), set(), _samples_by_cell(centroids, forget_set)
     for cell in (cell for client in forget_set.client_ids for cell in centroids.cells_of(client)):
         own = centroids.rows_in(cell)
@@ -129,9 +133,12 @@ def lost_classes(centroids: Centroids, forget_set: Forget) -> dict[int, int]:
     for name in samples.keys() | centroids.excluded.keys():
         client, label = name
         changing, named = centroids.cell(name), frozenset(samples.get(name, ()))
-        if client not in forget_set.client_ids and changing is not None:
+        if client not in forget_set.client_ids and changing is not None and changing not in waiting:
             rows[label] += centroids.rows_without(changing, named) - centroids.rows_in(changing)
             taken |= {label} if named else set()
+    for cell in (cell for cell in waiting if cell.client not in forget_set.client_ids):
+        rows[cell.label] -= centroids.rows_in(cell)
+        taken.add(cell.label)
     uncertain = {label for client, label in centroids.purged if client not in forget_set.client_ids}
     candidates = sorted(taken - forget_set.class_ids - uncertain)
     return {label: rows[label] for label in candidates if rows[label] < LEAST_CLASS_ROWS}
@@ -147,23 +154,34 @@ def _samples_by_cell(centroids: Centroids, forget_set: Forget) -> dict[CellName,
     return cells
 
 
+def _waiting_for(centroids: Centroids) -> str:
+    clients = ", ".join(str(client) for client, labels in sorted(centroids.pending.items()) if labels)
+    about = f"Client {clients} has not answered, and what it sent before holds forgotten rows: ask again when it is "
+    return f"{about}back. " if clients else ""
+
+
 def check_classes_left(
-    centroids: Centroids, forget_set: Forget, before: Forget, known: Mapping[int, int] | None = None
+    centroids: Centroids,
+    forget_set: Forget,
+    before: Forget,
+    known: Mapping[int, int] | None = None,
+    waiting: Collection[int] = (),
 ) -> None:
     """Raise if requests would newly lose a class that nobody asked to forget, or leave only one class.
 
-    Classes that are lost already are `known`, or looked up.
+    Classes that are lost already are `known`, or looked up; those of clients that were waited for are `waiting`.
     """
-    known = lost_classes(centroids, before) if known is None else known
-    lost = {label: rows for label, rows in lost_classes(centroids, forget_set).items() if label not in known}
+    known = lost_classes(centroids, before, answered=True) if known is None else known
+    remaining = lost_classes(centroids, forget_set)
+    lost = {label: rows for label, rows in remaining.items() if label not in known and label not in waiting}
     if lost:
         name = OUTPUT[centroids.targets]
         losses = "; ".join(f"{name} {label} ({rows} rows stay)" for label, rows in lost.items())
         as_well = "Say" if centroids.targets == "values" else f"Forget the {name} as well, or say"
         raise HarmError(
             f"To {forget_set} leaves fewer than {LEAST_CLASS_ROWS} training rows of {_A[centroids.targets]} that "
-            f"nobody asked to forget, so that it would be lost: {losses}. Nothing was changed. {as_well} that it may "
-            "go with force=True.",
+            f"nobody asked to forget, so that it would be lost: {losses}. {_waiting_for(centroids)}Nothing was "
+            f"changed. {as_well} that it may go with force=True.",
             classes=sorted(lost),
         )
     held = centroids.classes_held()

@@ -47,8 +47,9 @@ def retained_statistics(store: MomentStore, forget_set: Forget) -> RetainedStati
 
 
 def kept_classes(store: MomentStore, forget_set: Forget, retained: RetainedStatistics) -> list[int]:
-    """Classes that are kept as they were: clients have too few rows of them to report."""
-    return [c for c in store.classes_with_few(forget_set) if int(retained.counts[c]) < LEAST_CLASS_ROWS]
+    """Classes that are kept as they were: clients have too few rows of them to report, or have yet to answer."""
+    kept = {*store.classes_with_few(forget_set), *store.classes_waiting(forget_set)}
+    return [c for c in sorted(kept) if int(retained.counts[c]) < LEAST_CLASS_ROWS]
 
 
 def fit_closed_form(

@@ -47,7 +47,7 @@ class EraserBuilder:
         store: Centroids | None = None,
         bound: Collection[int] = (),
     ) -> None:
-        self._dp = None if store is None else store.dp
+        self._dp, self._renewed = (None, 0) if store is None else (store.dp, store.renewed)
         self._model, self._cut, self._config = model, cut, config
         self._report, self._price = report, config.max_variance_loss
         self._answers = EraserAnswers(contact, report, store.eraser_parts if store is not None else {}, bound)
@@ -276,6 +276,7 @@ class EraserBuilder:
             "config": [self._cut, self._config.eraser_cut, self._config.max_variance_loss],
             "needs signal": not self._config.requires_eraser,
             **({"dp": asdict(self._dp)} if self._dp is not None else {}),
+            **({"renewed": self._renewed} if self._renewed else {}),
         }
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 

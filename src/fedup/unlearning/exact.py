@@ -102,6 +102,13 @@ class HeadModel(ExactModel):
                 raise RequestError(f"The request to {listed} is not active, so it cannot be taken back.")
             return self._serve(self.requests - withdrawn, clients, keep_sealed=False, force=True)
 
+    def finish_pending(self, *, clients: Federation | Contact) -> Report:
+        """Ask the clients again whose sums are left out since they had not answered."""
+        with REQUEST_LOCK:
+            if not self.store.pending:
+                return Report(self.requests)
+            return self._serve(self.requests, clients, keep_sealed=False, force=True)
+
     def purge(self, *, clients: Federation | None = None) -> list[CellName]:
         """Delete what the server keeps of forgotten rows, and with a federation also their cached features."""
         with REQUEST_LOCK:
@@ -127,6 +134,7 @@ class HeadModel(ExactModel):
         try:
             with torch.inference_mode(False), refresh.undone_on_error():
                 with report.stage("contact"):
+                    refresh.wait_for_nobody()
                     refresh.bring_up_to_date(used, forget_set)
                 with report.stage("fit"):
                     totals = store.retained(forget_set)

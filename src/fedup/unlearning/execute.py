@@ -1,5 +1,6 @@
 """A plan carried out: a filter is built, checked for harm and measured, and only then served."""
 
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from fedup.unlearning.class_recall import Recall, check_classes_left, check_reca
 from fedup.unlearning.eraser_builder import EraserBuilder
 from fedup.unlearning.few_rows import shows_rows
 from fedup.unlearning.fits import fit_of
-from fedup.unlearning.measure import Counted, Measurement
+from fedup.unlearning.measure import Counted, Measurement, UncheckedError
 from fedup.unlearning.moment_refresh import refresh_of
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.refresh import Refresh
@@ -61,20 +62,21 @@ class Execution:
         self._eraser_parts: EraserParts = {}  # to be kept with the answer
         self._delta = plan.delta_builder(report)
         self._classes_lost = False  # a loss that force has allowed
+        self._lost_waiting: Collection[int] = ()  # classes lost before, also those that only wait for a client
         self._known_lost: dict[int, int] | None = None  # classes lost before, where a refresh would hide that
 
     def answer(self) -> None:
         """Serve a filter for the plan's requests; a request that cannot be served is refused, or stays open."""
         plan, report, new = self._plan, self._report, self._plan.new
         active, before = plan.requests - new, plan.plugged.served
-        store, several = plan.centroids, len(new) > 1 and self._measurement.applies(new)
-        original = store.to(store.device) if several else None
-        keep_sealed = plan.terms.keep_sealed
-        refresh = refresh_of(plan.centroids, plan.contact, report, keep_sealed=keep_sealed, new=union(new))
+        store, several = plan.centroids, len(new) > 1 or bool(plan.again)
+        original = store.to(store.device) if several and self._measurement.applies(new) else None
+        keep_sealed, asked = plan.terms.keep_sealed, union(new - plan.again)
+        refresh = refresh_of(plan.centroids, plan.contact, report, keep_sealed=keep_sealed, new=asked)
         device = store.device.type
         # A fit needs gradients; autocast's cached casts would hide its steps.
         with refresh.undone_on_error(), torch.inference_mode(False), torch.autocast(device, enabled=False):
-            candidate = self._build(active | new, refresh, checked_against=active)
+            candidate = self._build(active | new, refresh, checked_against=active | plan.again)
             while True:
                 report.verdicts |= {
                     request.digest: self._verdict(request, candidate, active, new, original) for request in new
@@ -119,14 +121,17 @@ class Execution:
         forget_set, left_out = union(requests), union([*requests, *store.open])
         if refresh is not None:
             used = cells_in_use(store, forget_set, plan.config)
+            if checked_against is not None:
+                self._lost_waiting = lost_classes(store, union([*checked_against, *store.open])).keys()
             with report.stage("contact"):
+                refresh.wait_for_nobody()
                 refresh.touched(used, left_out)  # asks for the classes of the samples
                 if checked_against is not None and store.whole_cells_leave:
                     self._known_lost = lost_classes(store, union([*checked_against, *store.open]))
                 self._check_classes_left(left_out, checked_against)
                 refresh.bring_up_to_date(used, left_out)
                 self._check_classes_left(left_out, checked_against)  # purged cells are known now
-        model, bound = plan.plugged, union(plan.new).sample_ids.keys()
+        model, bound = plan.plugged, union(plan.new - plan.again).sample_ids.keys()
         delta = self._delta.delta_for(requests, left_out)
         eraser = EraserBuilder(
             model.base, model.cut, plan.eraser_config, plan.contact, report, store=store, bound=bound
@@ -149,17 +154,28 @@ class Execution:
     ) -> list[_Candidate]:
         """Filters of each kind in turn, until one costs no class much. If all come close to the allowed loss, the last
         kind again with wider bottlenecks: held-out rows may show a loss that centroids of memorised rows do not."""
-        plan, served, forget_set = self._plan, self._plan.plugged.served, union(requests)
+        plan, served = self._plan, self._plan.plugged.served
         rest = frozenset(request for request in requests if delta is None or request.digest not in delta.requests)
-        erasure = eraser.erasure_for(
-            rest, left_out, served.question if served else None, served.erasure if served else None
-        )
+        before = served.erasure if served else None
+        erasure = eraser.erasure_for(rest, left_out, served.question if served else None, before)
         base, cut = plan.plugged.base_fingerprint, plan.plugged.cut
         unfitted = Served(None, requests, plan.config, base, cut, erasure, eraser.question, delta)
-        trials = self._fit.trials(forget_set, erased=erasure is not None, complete=eraser.complete)
+        try:
+            return self._tried(unfitted, rest, complete=eraser.complete)
+        except UncheckedError as error:
+            kept = "the one served so far stays" if before else "there is none until then"
+            for client, why in error.absent.items():
+                self._report.wait_for(client, f"a new eraser has yet to be checked on its classes, {kept} ({why})")
+            self._measurement.trusted = before
+            return self._tried(replace(unfitted, erasure=before, question=None), rest, complete=False)
+
+    def _tried(self, unfitted: Served, rest: frozenset[Forget], *, complete: bool) -> list[_Candidate]:
+        """The candidates with this eraser, or none; `rest` are the requests that no delta answers."""
+        plan, requests, delta, forget_set = self._plan, unfitted.requests, unfitted.delta, union(unfitted.requests)
+        trials = self._fit.trials(forget_set, erased=unfitted.erasure is not None, complete=complete)
         if delta is not None and not rest and not forget_set.class_ids:
             trials = [(False, 0)]  # a delta alone
-        new, allowed = requests - plan.plugged.requests, plan.terms.max_class_loss
+        new, allowed = requests & plan.new, plan.terms.max_class_loss
         wider = self._fit.wider() if trials[-1][1] and self._measurement.applies(new) else []
         candidates: list[_Candidate] = []
         for with_eraser, widening in [*trials, *((trials[-1][0], times) for times in wider)]:
@@ -196,7 +212,8 @@ class Execution:
         if active is not None and not self._classes_lost:
             store, forced = self._plan.centroids, len(self._report.forced)
             before = union([*active, *store.open])
-            self._plan.allow(lambda: check_classes_left(store, left_out, before, self._known_lost), self._report)
+            known, waiting = self._known_lost, self._lost_waiting
+            self._plan.allow(lambda: check_classes_left(store, left_out, before, known, waiting), self._report)
             self._classes_lost = len(self._report.forced) > forced
 
     def _verdict(
@@ -210,9 +227,10 @@ class Execution:
         if not self._measurement.applies(new):
             return self._measurement.no_verdict()
         before = self._plan.plugged.served
-        if original is not None and len(new) > 1:  # compare with all requests but this one
+        several = len(new) > 1 or request in self._plan.again
+        if original is not None and several:  # compare with all requests but this one
             before = self._without_it(request, active | new, original)
-        return self._measurement.verdict(request, candidate, before, alone=len(new) == 1)
+        return self._measurement.verdict(request, candidate, before, alone=not several)
 
     def _without_it(self, request: Forget, requests: frozenset[Forget], original: Centroids) -> Served | None:
         """A filter for the other requests; the one before all new ones where that would show the rows of this one, or

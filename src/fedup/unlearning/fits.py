@@ -122,7 +122,8 @@ class ClosedFormFit:
                 ", ".join(map(str, kept)),
                 "it is kept as it was" if len(kept) == 1 else "they are kept as they were",
             )
-            report.note(f"Clients have too few rows of class {listed} to report: {end}.")
+            why = "have yet to answer, or have too few rows" if store.clients_out else "have too few rows"
+            report.note(f"Clients {why} of class {listed} to report: {end}.")
         fitted = fit_closed_form(plugged, store, forget_set, discriminant=widening > 1, retained=retained)
         return replace(without, filter=fitted)
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import HarmError
+from fedup.filters.eraser import PlacedEraser
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
 from fedup.statistics.tally import RowsToCount, Tally
@@ -18,12 +19,20 @@ from fedup.unlearning.verdict import Verdict, class_part, judge, not_measured
 Counted = tuple[Served, Mapping[int, Tally]]  # a candidate, and the clients' counts
 
 
+class UncheckedError(Exception):
+    """Nobody can say what an eraser does to a class: all that hold it are absent."""
+
+    def __init__(self, absent: Mapping[int, str]) -> None:
+        self.absent = absent  # and why
+
+
 class Measurement:
     """Measures filters that may be served for a plan's requests."""
 
     def __init__(self, plan: RequestPlan, report: Report, fit: Fit) -> None:
         self._plan, self._report, self._fit = plan, report, fit
         self.counted: Counted | None = None  # of the last candidate
+        self.trusted: PlacedEraser | None = None  # one that was checked before
 
     def applies(self, new: Collection[Forget]) -> bool:
         """Whether clients count answers for these new requests."""
@@ -39,6 +48,7 @@ class Measurement:
         plan = self._plan
         behind = any(cut != plan.plugged.cut for cut, _ in candidate.placed)  # an eraser that centroids do not see
         behind |= candidate.erasure is not None and not self._fit.sees_erasers
+        behind &= candidate.erasure is None or candidate.erasure is not self.trusted
         behind |= candidate.delta is not None
         if plan.centroids.dp is not None or (behind and plan.contact is None):
             if candidate.erasure is not None:
@@ -52,12 +62,24 @@ class Measurement:
         if not used - forget_set.class_ids - counted.keys():  # else holders of a class are silent
             return counted
         if behind:
+            self._check_absent(used - forget_set.class_ids - counted.keys())
             plan.allow(self._refuse_unchecked, self._report)
             return counted
         expected = self._fit.recall(candidate, forget_set) | counted
         if not counted and self._may_count and self._is_close(expected, forget_set):
             expected |= self._counted_recall(candidate, frozenset())
         return expected
+
+    def _check_absent(self, uncounted: Collection[int]) -> None:
+        """Raise UncheckedError if an eraser is only unchecked because clients are absent, and need not be served."""
+        plan, store = self._plan, self._plan.centroids
+        if plan.contact is None or plan.force or plan.config.requires_eraser:
+            return
+        silent, there = plan.contact.silent, set(plan.contact.clients)
+        holders = {client for client in store.clients for label in uncounted if store.cell((client, label))}
+        absent = {c: silent.get(c, "no node goes by its number") for c in holders if c in silent or c not in there}
+        if absent:
+            raise UncheckedError(absent)
 
     def _counted_recall(self, candidate: Served, requests: frozenset[Forget]) -> dict[int, Recall]:
         store, tallies = self._plan.centroids, self._tallies(candidate, requests)

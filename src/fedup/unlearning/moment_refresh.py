@@ -34,7 +34,6 @@ class MomentRefresh(Refresh):
 
     def bring_up_to_date(self, used: CellsInUse, left_out: Forget) -> None:
         """Ask for what leaves and comes back and apply it, then ask for single cells; undone on an error."""
-        self._wait_for_nobody()
         touched = super().touched(used, left_out)
         changing = {client: cells for client, cells, _ in touched if cells}
         samples = {client: left_out.sample_ids.get(client, frozenset()) for client in changing}
@@ -110,6 +109,9 @@ class MomentRefresh(Refresh):
         store.excluded.pop(name, None)
         if excluded:
             store.excluded[name] = excluded
+        if name in store.purged and not int(store.sizes[cell.start]):  # it was not asked for when the client was
+            self._undo.callback(store.sizes.__setitem__, cell.start, 0)
+            store.sizes[cell.start] = int(store.counts[cell.start]) + len(excluded)
         store.purged.discard(name)
 
     def _check_change(
@@ -132,7 +134,7 @@ class MomentRefresh(Refresh):
             fits = left == 0 if cell.name in store.purged else 0 <= after <= (rows or after)
         elif rows:
             fits &= after in (0, store.rows_staying(cell, excluded))
-        else:  # what it has of it was left out, or too few to report, at collection
+        elif cell.name not in store.purged:  # what it has of it was left out, or too few to report, at collection
             fits &= after <= store.unreported.get(cell.client, 0)
         if not fits:
             raise ContactError(

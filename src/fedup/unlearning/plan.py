@@ -19,7 +19,7 @@ from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName, Centroids
 from fedup.targets import check_request
 from fedup.unlearning.bottleneck_fit import CellsInUse, cells_in_use
-from fedup.unlearning.class_recall import check_classes_left
+from fedup.unlearning.class_recall import check_classes_left, lost_classes
 from fedup.unlearning.closed_form_fit import check_closed_form
 from fedup.unlearning.delta_builder import DeltaBuilder, check_delta, is_tried
 from fedup.unlearning.eraser_builder import EraserBuilder
@@ -62,6 +62,7 @@ class RequestPlan:
     config: FilterConfig
     terms: Terms
     force: bool  # serve a filter that harms a class
+    again: frozenset[Forget] = frozenset()  # those of `new` that are served in part: clients had not answered
 
     @property
     def forget_set(self) -> Forget:
@@ -189,7 +190,10 @@ class RequestPlan:
         if self.contact is not None:
             self._check_charges(self.contact)
         if not self.force:
-            check_classes_left(store, self.left_out, union([*plugged.requests, *store.open]))
+            before = union([*plugged.requests, *store.open])
+            waiting = lost_classes(store, before).keys()
+            if self.contact is None or not store.pending:  # else those that are waited for are asked first
+                check_classes_left(store, self.left_out, before, None, waiting)
 
     def _check_bottleneck(self) -> None:
         """Refuse a bottleneck that cannot be fitted before any client is asked and charged."""

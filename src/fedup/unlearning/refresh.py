@@ -57,7 +57,6 @@ class Refresh:
 
     def bring_up_to_date(self, used: CellsInUse, left_out: Forget) -> None:
         """Put back sealed originals that leave nothing out any more; ask clients for the other touched cells."""
-        self._wait_for_nobody()
         touched = self.touched(used, left_out)
         cells = {client: stale for client, stale, _ in touched if stale}
         excluded = {client: left_out.sample_ids.get(client, frozenset()) for client in cells}
@@ -76,7 +75,7 @@ class Refresh:
 
     # --- clients that are absent
 
-    def _wait_for_nobody(self) -> None:
+    def wait_for_nobody(self) -> None:
         """Begin anew: all are asked again."""
         store = self.centroids
         self._undo.callback(setattr, store, "pending", store.pending)

@@ -1,6 +1,7 @@
 """Requests at the server: unlearn, restore, purge, and the plan of an answer."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -67,12 +68,13 @@ def unlearn(
     with REQUEST_LOCK:
         contact = contact_of(clients, plugged, centroids)
         before = contact.traffic if contact else Traffic()
-        new = frozenset(resolved(request, contact) for request in new)
-        _check_new(plugged, centroids, new)
-        if isinstance(config, str):
-            config = preset(config, new).config
-        config = config or (plugged.served.config if plugged.served else FilterConfig())
-        report = _answer(plugged, centroids, plugged.requests | new, contact, config, terms, force=force)
+        with _unnamed_kept(centroids):
+            new = frozenset(resolved(request, contact, centroids) for request in new)
+            _check_new(plugged, centroids, new)
+            if isinstance(config, str):
+                config = preset(config, new).config
+            config = config or (plugged.served.config if plugged.served else FilterConfig())
+            report = _answer(plugged, centroids, plugged.requests | new, contact, config, terms, force=force)
         report.traffic = (contact.traffic if contact else Traffic()) - before
         return report
 
@@ -138,8 +140,11 @@ def restore(
             if centroids is None:
                 raise RequestError("Other requests stay active: pass the centroids to fit a filter for them.")
             open_before, centroids.open = centroids.open, centroids.open - withdrawn
+            tags = union([*remaining, *centroids.open]).subject_tags
             try:
-                return _answer(plugged, centroids, remaining, clients, plugged.served.config, terms, force=force)
+                with _unnamed_kept(centroids):
+                    centroids.unnamed = {c: own & tags for c, own in centroids.unnamed.items() if own & tags}
+                    return _answer(plugged, centroids, remaining, clients, plugged.served.config, terms, force=force)
             except BaseException:
                 centroids.open = open_before
                 raise
@@ -148,6 +153,7 @@ def restore(
             plugged.serve(None)
         if centroids is not None:
             centroids.open -= withdrawn
+            centroids.pending, centroids.unnamed = {}, {}
         return report
 
 
@@ -193,6 +199,17 @@ def contact_of(clients: Federation | Contact | None, plugged: PluggedModel, cent
     return clients
 
 
+@contextmanager
+def _unnamed_kept(centroids: Centroids) -> Iterator[None]:
+    """Put back who has not named rows of persons if the block fails."""
+    before = centroids.unnamed
+    try:
+        yield
+    except BaseException:
+        centroids.unnamed = before
+        raise
+
+
 def _several(request: Forget | Collection[Forget]) -> frozenset[Forget]:
     if not isinstance(request, Collection) or isinstance(request, str):
         request = [request]
@@ -213,7 +230,12 @@ def _answer(
     report = Report(requests)
     with report.stage("check"):
         checked = make_plan(plugged, centroids, requests, clients, config, terms, force=force)
-    before = checked.contact.traffic if checked.contact else Traffic()
+    return carry_out(checked, report)
+
+
+def carry_out(checked: RequestPlan, report: Report) -> Report:
+    """Serve a filter for a plan, and report what that took."""
+    centroids, before = checked.centroids, checked.contact.traffic if checked.contact else Traffic()
     try:
         Execution(checked, report).answer()
     except HarmError as error:

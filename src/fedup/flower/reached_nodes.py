@@ -1,29 +1,37 @@
-"""What a contact over a grid knows of its nodes: who they are, what they sent, and who gave no answer."""
+"""What a server knows of the nodes that it asks: who they are, what they sent, and who gave no answer."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from fedup.errors import ContactError, FedUPError
+from fedup.clients.model_facts import ModelFacts
+from fedup.errors import ContactError, FedUPError, check_choice
 from fedup.flower.accounts import Accounts
 from fedup.flower.identity import Identities
 from fedup.flower.messaging import Messenger
 from fedup.privacy.ledger import Ledger
 from fedup.statistics.traffic import Traffic
+from fedup.targets import Targets
 
 
-class ContactFacts:
-    """The part of `GridContact` that asks nobody."""
+class ReachedNodes:
+    """The part of a contact that asks nothing."""
 
-    identities: Identities
-    _accounts: Accounts
+    _facts: ModelFacts
     _messenger: Messenger
+    _accounts: Accounts
     _row: dict[str, Any]
-    _unmet: dict[int, str]  # clients that were asked last and that no node goes by, and that in words
+    _unmet: dict[int, str]
+    identities: Identities
 
     @property
-    def clients(self) -> Sequence[int]:
-        """All clients that answered so far."""
-        raise NotImplementedError
+    def targets(self) -> Targets:
+        """What a row has: a class, or labels or values, where that was set."""
+        return self._facts.targets
+
+    @targets.setter
+    def targets(self, targets: Targets) -> None:
+        check_choice("targets", targets, Targets)
+        self._facts.targets = targets
 
     @property
     def left_out(self) -> Mapping[int, str]:
@@ -76,12 +84,6 @@ class ContactFacts:
     def row(self) -> dict[str, Any]:
         """Shape and type of one input row."""
         return self._row
-
-    @property
-    def nodes(self) -> Mapping[int, int]:
-        """The node of each client that answered so far; on first use all nodes are asked who they are."""
-        _ = self.clients
-        return dict(self._accounts.nodes)
 
     @property
     def connected(self) -> frozenset[int]:

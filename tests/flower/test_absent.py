@@ -1,0 +1,92 @@
+"""Nodes that go away and come back: over messages as in process, and in a run folder."""
+
+import json
+from typing import ClassVar
+
+import pytest
+from hypothesis import Phase, settings
+from tests._absent import Absent
+from tests.cli._in_process import ok as fedup
+from tests.flower._grid import FIRST, Clock, digits
+
+from fedup import Forget
+from fedup.flower import Policy, RunServer, messaging
+from fedup.run.answer import Limits
+from fedup.statistics.centroids import CentroidConfig
+from fedup.statistics.integer_moments import MomentConfig
+
+WORLD = digits()
+REQUESTS = {
+    "samples": WORLD.samples(c1=25),
+    "samples of two": WORLD.samples(c0=3, c2=22),
+    "class": Forget.classes([3]),
+    "client": Forget.clients([0]),
+}
+FORCED = Limits(max_loss=None, force=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nobody_waits():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(messaging, "time", Clock())
+        yield
+
+
+def lossy(world, away):
+    """A grid that loses the replies of nodes that are away."""
+    policy = Policy(few_rows=True)
+    return world.grid(lambda node, reply: None if node - FIRST in away else reply, policy=policy)
+
+
+class OverFlower(Absent):
+    base, federation, requests = WORLD.model, WORLD.federation, REQUESTS
+
+    def reach(self):
+        """Often a server that was started again: it has not met the nodes that are away."""
+        if not hasattr(self, "contact") or len(self.away) < 2:
+            self.contact = WORLD.contact(lossy(WORLD, self.away), retries=0)
+        return self.contact
+
+
+class WithCentroids(OverFlower):
+    statistics: ClassVar = CentroidConfig(ratio=0.5)
+    references: ClassVar = {}
+
+
+class WithMoments(OverFlower):
+    statistics: ClassVar = MomentConfig(least_rows=1)
+    references: ClassVar = {}
+
+
+TestCentroids, TestMoments = WithCentroids.TestCase, WithMoments.TestCase
+TestCentroids.settings = TestMoments.settings = settings(
+    max_examples=4, stateful_step_count=8, deadline=None, derandomize=True, phases=[Phase.generate]
+)  # to shrink a failure would take minutes
+
+
+@pytest.mark.parametrize("statistics", ["centroids", "moments"])
+def test_a_node_that_is_away_blocks_nobody_and_its_part_is_shown_until_it_is_back(world, tmp_path, statistics):
+    away, path = set(), tmp_path / "run"
+    contact, server = world.contact(lossy(world, away), retries=0), RunServer(path, world.blank)
+    server.keep(world.model)
+    server.collect(contact, statistics=statistics)
+    server.unlearn(REQUESTS["samples"], contact, limits=FORCED)
+    away |= {1, 2}
+    outcome = server.unlearn(Forget.classes([3]), contact, limits=FORCED)  # needs none of those asked before
+    assert outcome.declined is None and server.state.forgets == {REQUESTS["samples"], Forget.classes([3])}
+    server.unlearn(REQUESTS["samples of two"], contact, limits=FORCED)
+    status = json.loads(fedup("status", "--run", path, "--json").out)
+    assert 2 in [part["client"] for part in status["pending"]]
+    assert "Client 2 has not answered" in fedup("status", "--run", path).out
+    fedup("evidence", "R3", "--run", path)
+    shown = json.loads((path / "evidence" / "R3.json").read_text())
+    assert [part for part in shown["pending"] if part["client"] == 2]
+    assert "its part is pending" in (path / "evidence" / "R3.html").read_text()
+    asked_at = [request["asked_at"] for request in status["requests"]]
+    away.clear()
+    server.finish_pending(contact)
+    status = json.loads(fedup("status", "--run", path, "--json").out)
+    assert status["pending"] == [] and [request["asked_at"] for request in status["requests"]] == asked_at
+    assert "sound" in fedup("verify", "--run", path).out
+    messages = contact.traffic.messages
+    assert server.finish_pending(contact).requests == [] and contact.traffic.messages == messages
