@@ -228,7 +228,7 @@ def test_a_server_of_another_base_answers_nothing_from_the_queue(setting, world)
     assert setting.grid.asked("summarize", "integer moments", "sketch") == []
 
 
-@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [12, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_server_killed_at_any_step_leaves_a_request_queued_or_wholly_answered(setting, tmp_path, each):
     setting.unlearn(*setting.samples(2), code=QUEUED)
 
@@ -255,7 +255,7 @@ def test_a_server_killed_at_any_step_leaves_a_request_queued_or_wholly_answered(
         check_sound(copy(path, tmp_path / f"seen-{point}"))
         Setting(setting.world, path).serve()
         assert Run(path).read().filter == filter_expected
-    assert kills > 2
+    assert kills > 1
 
 
 def test_forgotten_clients_rows_and_persons_are_left_out_of_later_rounds(setting, world, tmp_path):

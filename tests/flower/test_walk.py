@@ -8,6 +8,7 @@ import subprocess
 import tomllib
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
@@ -23,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 APP, PAGE = ROOT / "examples" / "flower-app", ROOT / "docs" / "flower.md"
 LIMIT_S = 1500  # for each message a node starts a process, on two cores that others use, too
 NODES = 4
+QUEUED = 3  # exit status
 
 
 def walk() -> list[str]:
@@ -43,6 +45,7 @@ class InOneProcess:
         self._config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
         self._grid = LocalGrid(dict.fromkeys(range(FIRST, FIRST + NODES), client_app))
         self._away: dict[int, ClientApp] = {}
+        self._served: dict[str, Any] = {}
 
     def stop(self, node: int) -> None:
         self._away[node] = self._grid.apps.pop(FIRST + node)
@@ -57,15 +60,20 @@ class InOneProcess:
         if words[0] == "flwr":
             given = tomllib.loads("\n".join(words[-1].split()))
             quick = {"authenticated": False, "serve": 0, "timeout": 0.1, "rounds": 2}
-            config = {**self._config, **given, **quick}
-            for context in self._grid.contexts.values():
-                context.run_config = config
-            server_app = importlib.import_module("flowerapp.server_app")
-            server_app.main(self._grid, Context(1, 0, {}, RecordDict(), config))
+            self._serve({**self._config, **given, **quick})
             return ""
         ran = fedup(*words[1:])
         assert ran.code == exit_of(command), f"{command}\n{ran.out}{ran.err}"
+        if ran.code == QUEUED and self._served:
+            self._serve(self._served)  # as a server app does that still runs
         return ran.out
+
+    def _serve(self, config: dict[str, Any]) -> None:
+        self._served = config if self.run.exists() else {}
+        for context in self._grid.contexts.values():
+            context.run_config = config
+        server_app = importlib.import_module("flowerapp.server_app")
+        server_app.main(self._grid, Context(1, 0, {}, RecordDict(), config))
 
 
 def exit_of(command: str) -> int:
