@@ -1,6 +1,6 @@
 """A writer that holds the folder's lock only around its commits, for answers that take minutes because nodes do."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,22 @@ class BriefWriter(Writer):
         self._check_unchanged(inner.state)
         return inner.put(kind, write)
 
-    def commit(self, kind: str, body: Mapping[str, Any]) -> Event:
-        inner = self._acquire()
+    def commit_together(self, steps: Iterable[tuple[str, Mapping[str, Any]]]) -> Event:
+        inner, kinds = self._acquire(), set[str]()
+
+        def checked() -> Iterator[tuple[str, Mapping[str, Any]]]:
+            for kind, body in steps:
+                if kind in _ANSWERS:
+                    self._check_unchanged(inner.state, body)
+                kinds.add(kind)
+                yield kind, body
+
         try:
-            if kind in _ANSWERS:
-                self._check_unchanged(inner.state, body)
-            event = inner.commit(kind, body)
-            self._own.add(event.seq)
+            before = len(inner.state.events)
+            event = inner.commit_together(checked())
+            self._own.update(range(before + 1, event.seq + 1))
             self.state = inner.state
-            if kind in _ANSWERS:
+            if not kinds.isdisjoint(_ANSWERS):
                 self._basis, self._ids = self._basis_of(inner.state), _ids_of(inner.state)
             return event
         finally:
