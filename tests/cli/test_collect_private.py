@@ -230,7 +230,7 @@ def test_no_budget_allows_messages_without_a_guarantee_and_a_plan_says_what_it_w
     before = contents(run)
     more = ("unlearn", "--run", run, *samples(), "--filter", "bottleneck", *QUICK)
     assert fedup(*more).code == fedup(*more, "--dry-run").code == 1
-    exact = fedup("collect", "--again", "--run", run)
+    exact = fedup("collect", "--again", "--ratio", 0.8, "--run", run)
     assert exact.code == 1 and "under no guarantee" in exact.told
     assert contents(run) == before
 
