@@ -84,7 +84,7 @@ def test_a_node_that_is_away_blocks_nobody_and_its_part_is_shown_until_it_is_bac
     assert "its part is pending" in (path / "evidence" / "R3.html").read_text()
     asked_at = [request["asked_at"] for request in status["requests"]]
     away.clear()
-    server.finish_pending(contact)
+    assert server.answer_queued(contact) == []  # a server that looks at its queue also finishes what is pending
     status = json.loads(fedup("status", "--run", path, "--json").out)
     assert status["pending"] == [] and [request["asked_at"] for request in status["requests"]] == asked_at
     assert "sound" in fedup("verify", "--run", path).out

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedup.errors import ContactError, SettingError
+from fedup.errors import ContactError, FedUPError, SettingError
 from fedup.run.answer import Judge, RequestDesk
 from fedup.run.queue import Served, serve
 
@@ -47,6 +47,7 @@ class QueueService:
         if (nodes := self._contact.connected) != self._nodes:  # somebody came back, maybe
             self._nodes, self._not_before, self._read = nodes, {}, None
             self._pauses.clear()
+            self._finish_pending()
         due = any(at <= now for at in self._not_before.values())
         if stamp == self._read and not due:  # to read a long journal takes a while
             return []
@@ -65,6 +66,14 @@ class QueueService:
                 self._pauses[request.id] = min(2 * pause, _LONGEST_PAUSES * retry_s)
         self._read = stamp if not served else None
         return served
+
+    def _finish_pending(self) -> None:
+        """Parts of earlier answers that waited for nodes."""
+        if self._server.state.pending:
+            try:
+                self._server.finish_pending(self._contact, judge=self._judge)
+            except FedUPError as error:  # they wait on, and hold up no request
+                _LOG.warning("what is pending stays so: %s", error)
 
     def _answer(self, request_id: str) -> Served:
         result = serve(self._server.run, request_id, self._desk)
