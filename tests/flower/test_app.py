@@ -83,7 +83,7 @@ def test_the_app_learns_forgets_and_remembers_over_flower_as_in_one_process(way,
     assert result["collection"]["sha256"] == task.digest(in_process)
 
     assert all(check.ok is not False for check in server.verify(task.EXAMPLE))
-    assert "sound as far as it could be checked" in fedup_command("verify", "--run", folder).out
+    assert "The folder is sound" in fedup_command("verify", "--run", folder).out
     for request in result["requests"]:
         fedup_command("evidence", request["id"], "--run", folder)
 
