@@ -302,8 +302,9 @@ def test_a_purged_cell_that_was_filled_again_is_found(run):
     ok("purge", "--yes", "--run", run)
 
     def filled(tensors, header):
-        start = next(cell[2] for cell in header["cells"] if cell[:2] == header["purged"][0])
-        tensors["vectors"][start] = 1.0
+        columns = zip(*(tensors[f"cells.{name}"].tolist() for name in ("clients", "labels")), strict=True)
+        place = [*columns].index(tuple(header["purged"][0]))
+        tensors["vectors"][int(tensors["cells.sizes"][:place].sum())] = 1.0
         return tensors, header
 
     forge(run, put(run, resaved(run, "centroids", filled), "centroids"))

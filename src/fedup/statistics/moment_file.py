@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedup.artifacts import LongTensor, find_long_tensor
 from fedup.errors import DataError
-from fedup.statistics.cell_table import Cell, CellTable
+from fedup.statistics.cell_table import CellTable
 from fedup.statistics.client_parts import ClientParts, PartsFile, Place
 from fedup.statistics.integer_moments import IntegerMoments
 from fedup.statistics.moment_store import MomentStore
@@ -76,10 +76,8 @@ def cells_to_save(store: Centroids) -> dict[str, Tensor]:
     return {"cells.clients": clients, "cells.labels": labels, "cells.sizes": table.sizes}
 
 
-def loaded_cells(tensors: dict[str, Tensor], header: dict[str, Any]) -> CellTable:
-    """The opposite. Earlier versions have a list of cells in the header."""
-    if "cells" in header:
-        return CellTable.of([Cell(*cell) for cell in header["cells"]])
+def loaded_cells(tensors: dict[str, Tensor]) -> CellTable:
+    """The opposite."""
     clients, labels, sizes = (tensors[f"cells.{name}"] for name in ("clients", "labels", "sizes"))
     return CellTable(_clients_in(clients), labels.tolist(), sizes.tolist())
 

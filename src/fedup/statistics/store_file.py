@@ -87,14 +87,14 @@ def _version(path: str | Path) -> tuple[int, ...]:
 
 def _loaded(path: str | Path) -> Centroids:
     tensors, header = load_tensors(path, kind="centroids", but=PARTS)
-    if "of_clients" in header:
-        raise ArtifactError(f"{path} holds moments as an earlier fedup wrote them: collect again.")
+    if "of_clients" in header or "cells" in header:
+        raise ArtifactError(f"{path} holds statistics as an earlier fedup wrote them: collect again.")
     try:
         how = how_from(header["how"])
         if isinstance(how, MomentConfig):
             own = loaded_moments(Path(path), tensors, header)
         else:
-            own = {"cells": loaded_cells(tensors, header)}
+            own = {"cells": loaded_cells(tensors)}
         store = (MomentStore if isinstance(how, MomentConfig) else Centroids)(
             vectors=tensors["vectors"],
             counts=tensors["counts"],
@@ -114,10 +114,10 @@ def _loaded(path: str | Path) -> Centroids:
             bytes_up={int(client): size for client, size in header["bytes_up"].items()},
             paper_epsilons={(client, label): value for client, label, value in header["paper_epsilons"]},
             ledger=Ledger.from_json(header["ledger"]),
-            pending={int(client): frozenset(labels) for client, labels in header.get("pending", {}).items()},
-            renewed=int(header.get("renewed", 0)),
-            unnamed={int(client): frozenset(tags) for client, tags in header.get("unnamed", {}).items()},
-            eraser_parts=loaded_parts(tensors, header.get("erased", [])),
+            pending={int(client): frozenset(labels) for client, labels in header["pending"].items()},
+            renewed=int(header["renewed"]),
+            unnamed={int(client): frozenset(tags) for client, tags in header["unnamed"].items()},
+            eraser_parts=loaded_parts(tensors, header["erased"]),
             **own,
         )
         if isinstance(store, MomentStore):
