@@ -213,7 +213,7 @@ def test_no_round_leaves_the_weights(model, federation):
 
 def test_a_checkpoint_of_named_rounds_is_refused_before_any_work(model, federation, tmp_path):
     path, recorder = tmp_path / "checkpoint", Recorder()
-    for rounds in ([0, 1], range(2), []):
+    for rounds in ([0, 1], range(0, 4, 2), []):
         with pytest.raises(SettingError, match="checkpoint"):
             federate(model, federation, rounds=rounds, observers=[recorder], runtime=Runtime(checkpoint=path))
     assert not path.exists()
