@@ -56,7 +56,7 @@ class Setting:
 
     def told(self, question) -> tuple[dict, dict]:
         """A true answer of client 0, as it is sent."""
-        answer = InProcess(self.federation, self.model)._answer(0, question)
+        answer = dict(InProcess(self.federation, self.model).ask({0: question}))[0]
         details, arrays = question.answer_message(answer)
         return json.loads(json.dumps({"client": 0, **details})), arrays
 
