@@ -93,6 +93,10 @@ def _sort_out(
 
     What no server could answer is refused here: unknown clients and classes, and requests that contradict others.
     """
+    if state.is_exact:
+        raise RequestError(
+            "This folder is a server app's in exact mode, which has no queue: `HeadServer.unlearn` answers the request."
+        )
     known, new = _new(state, wanted)
     check_consistent(state, [request.forget for request in new])
     if state.centroids is None:
@@ -118,7 +122,7 @@ def _sort_out(
 
 def _new(state: State, wanted: Wanted) -> tuple[list[dict[str, Any]], list[NewRequest]]:
     """Requests on record already, and the others."""
-    on_record = {own.forget.as_named: own for own in (*state.active, *state.queued)}
+    on_record = {own.forget.as_named: own for own in state.standing}
     known: list[dict[str, Any]] = []
     new: dict[Any, NewRequest] = {}
     for forget, reference in wanted:

@@ -60,12 +60,12 @@ def restore(
             "filter": state.filter.id if state.filter else None,
             "client_names": list(state.about.get("client_names", ())),
         }
-        if to_restore and state.is_exact:
+        if to_restore and all(request in unanswered for request in to_restore):
+            result |= describe(withdraw(writer, to_restore, facts=session.facts))
+        elif to_restore and state.is_exact:
             from fedup.cli._exact import restore_exactly
 
             result |= restore_exactly(session, to_restore, state, writer)
-        elif to_restore and all(request in unanswered for request in to_restore):
-            result |= describe(withdraw(writer, to_restore, facts=session.facts))
         elif to_restore:
             # The last one needs neither centroids nor clients.
             last = all(request in to_restore for request in state.active) and not any(r.is_open for r in to_restore)

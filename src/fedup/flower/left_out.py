@@ -19,9 +19,10 @@ _SAMPLES, _CLASSES, _PERSONS = "samples", "classes", "persons"
 def leave_out(strategy: Strategy, forget: Forget, nodes: Mapping[int, int]) -> None:
     """Train without these clients, classes, rows and persons. Call it before the strategy starts.
 
-    `nodes` is the node of each client (`contact.nodes`). A forgotten client's node is not asked to train. Every other
-    node gets the ids of its own rows with the instruction to train, and nothing about others but tags of persons whose
-    rows no client has named yet; `retained_rows` reads it there.
+    `nodes` is the node of each client (`contact.nodes`). A forgotten client's node is not asked to train, and where
+    clients or rows are forgotten, neither is a node that nobody knows: it may be theirs. Every other node gets the ids
+    of its own rows with the instruction to train, and nothing about others but tags of persons whose rows no client has
+    named yet; `retained_rows` reads it there.
     """
     clients = {node: client for client, node in nodes.items()}
     configure = strategy.configure_train
@@ -29,8 +30,10 @@ def leave_out(strategy: Strategy, forget: Forget, nodes: Mapping[int, int]) -> N
     def leaving_out(*arguments: Any, **settings: Any) -> Iterable[Message]:
         for message in configure(*arguments, **settings):
             client = clients.get(message.metadata.dst_node_id)
-            if client is None or client not in forget.client_ids:
-                yield _with_left_out(message, forget if client is None else forget.at(client), forget)
+            if client is None and not (forget.client_ids or forget.sample_ids):
+                yield _with_left_out(message, forget, forget)
+            elif client is not None and client not in forget.client_ids:
+                yield _with_left_out(message, forget.at(client), forget)
 
     strategy.configure_train = leaving_out  # type: ignore[method-assign]
 

@@ -38,12 +38,15 @@ def collect_retained(model: nn.Module, contact: "GridContact", state: State, set
 
 def _check_taken_out(contact: "GridContact", samples: Mapping[int, Collection[int]]) -> None:
     """Raise if a node still knows rows that the model was trained anew without."""
-    questions = {client: LabelsQuestion(frozenset(ids)) for client, ids in samples.items()}
-    for client, _ in contact.ask(questions, optional=questions.keys()) if questions else ():
-        raise RequestError(
-            f"Client {client} still has rows of requests that are finished, {len(samples[client])} in all: take them "
-            "out of the node's data (mount(data=…)) and collect again. Nothing was changed."
-        )
+    waiting = {client: sorted(ids) for client, ids in samples.items()}
+    while waiting:  # one row of each client at a time: a node that lacks one of several refuses them all
+        questions = {client: LabelsQuestion(frozenset([ids.pop()])) for client, ids in waiting.items()}
+        for client, _ in contact.ask(questions, optional=questions.keys()):
+            raise RequestError(
+                f"Client {client} still has rows of requests that are finished: take them out of the node's data "
+                "(mount(data=…)) and collect again. Nothing was changed."
+            )
+        waiting = {client: ids for client, ids in waiting.items() if ids and client not in contact.absent}
 
 
 def train_on(
@@ -71,7 +74,8 @@ def train_on(
         plugged, config = plug(model, now.about["cut"]), served.config if served else None
         desk = BaseDesk(writer, plugged, store, contact, config=config)
         followed = desk.put_in_place(dict(facts["trained"]), collected, int(facts["more_rounds"]), limits)
-        contact.settled()
+        if followed.declined is None:  # else the answers are still of use
+            contact.settled()
     return followed
 
 
@@ -81,7 +85,7 @@ def put_retrained(server: "RunServer", model: nn.Module, before: State, *, facts
     now = server.state
     _check_purpose(before, now)
     with BriefWriter(server.run, "retrain", now) as writer:
-        known = {request.id for request in before.standing}
+        known = {request.id for request in before.standing if request.forget.is_resolved}  # whose rows are known
         keep_retrained(writer, model, facts, {}, finished=[own for own in now.standing if own.id in known])
 
 

@@ -68,7 +68,7 @@ class RunServer:
 
     @property
     def state(self) -> State:
-        """Everything that was committed so far; do not train on its `left_out` in later rounds."""
+        """Everything that was committed so far; do not train on the server's `left_out` in later rounds."""
         return self.run.read()
 
     @property

@@ -255,6 +255,11 @@ class RequestDesk:
         """Ask some clients anew for their statistics, and make the filter in force again with them."""
         if self.centroids is None or self.clients is None:
             raise RequestError("To collect from single clients needs a first collection, and a way to reach them.")
+        if self.writer.state.finished:
+            raise RequestError(
+                "The model was trained anew without some requests: collect from all clients, which leaves them out. "
+                "Single ones cannot be asked any more. Nothing was changed."
+            )
         self.plugged.check_base(hashed=True)
         options: Any = {"force": limits.force, "terms": Terms(limits.max_class_loss)}
         try:

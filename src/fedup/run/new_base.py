@@ -15,7 +15,7 @@ from fedup.errors import HarmError
 from fedup.federation import Federation
 from fedup.filters.bottleneck import FilterConfig
 from fedup.models.views import fingerprint
-from fedup.run.answer import Judge, Limits, contact_facts, describe_releases
+from fedup.run.answer import Judge, Limits, contact_facts, describe_pending, describe_releases
 from fedup.run.folder import Writer
 from fedup.run.record import collection
 from fedup.run.state import Request
@@ -155,6 +155,7 @@ class BaseDesk:
             "erasure": report.erasure,
             "delta": report.delta,
             "notes": list(report.notes),
+            "pending": describe_pending(report),
             "forced": list(report.forced),
             "class_recall": {str(label): asdict(recall) for label, recall in report.class_recall.items()},
             "time_s": dict(report.time_s),

@@ -369,7 +369,5 @@ def _with_new_base(state: State, event: Event) -> State:
             known[entry["id"]] = replace(known[entry["id"]], followed_in=event, withheld=entry["withheld"])
     collected = replace(event, body=body["collected"]) if body["collected"] is not None else None
     centroids, served = (FileRecord(**body[name]) if body[name] is not None else None for name in _STORED)
-    requests = tuple(known.values())
-    return replace(
-        state, trained=trained, model=model, collected=collected, centroids=centroids, filter=served, requests=requests
-    )
+    own: dict[str, Any] = {"trained": trained, "model": model, "collected": collected, "centroids": centroids}
+    return replace(state, **own, filter=served, requests=tuple(known.values()), pending=tuple(body.get("pending", ())))

@@ -176,6 +176,8 @@ class DeltaBuilder:
     def _need_none(self, own: frozenset[Forget], by_client: Mapping[int, Changes]) -> bool:
         """Decline requests whose rows look unseen at all of their clients, unless a delta was chosen."""
         changed = {client for client, changes in by_client.items() if changes}
+        if by_client.get(MERGED) and self._served is not None:  # after a purge nobody knows whose changes these are
+            changed |= self._served.questions.keys() - self._served.by_client.keys()
         alike = [r for r in own & self.tried if not changed & {*r.client_ids, *r.sample_ids}]
         alike = [] if self.chosen else alike
         self.declined |= {request.digest for request in alike}

@@ -14,7 +14,6 @@ from torch import nn
 
 import fedup
 from fedup import Forget, MomentConfig, MomentStore
-from fedup.errors import ContactError
 from fedup.flower import Delivery, GridContact
 
 from . import task
@@ -48,16 +47,14 @@ def main(grid: Grid, context: Context) -> None:
 def ask_the_dead(
     out: Path, victim: int, model: nn.Module, store: MomentStore, contact: GridContact
 ) -> dict[str, object]:
-    """A node dies whose answer has come; then its samples are to be forgotten by a model that has forgotten a class."""
+    """A node dies whose answer has come; then its samples are to be forgotten by a model that has forgotten a class.
+    It is out of use then, until it says what it has without them."""
     plugged, rows = fedup.plug(model), task.read_rows(out, victim)
     fedup.unlearn(plugged, store, Forget.classes([4]), force=True)  # the model is not trained
-    served, before, kept = plugged.served, plugged(rows["x"]), store.total.second.clone()
+    kept = store.total.second.clone()
     session = json.loads((out / f"asked-{victim}.jsonl").read_text().splitlines()[-1])["session"]
     os.killpg(session, signal.SIGKILL)
-    try:
-        fedup.unlearn(plugged, store, Forget.samples({victim: rows["ids"][:20].tolist()}), clients=contact)
-        error = ""
-    except ContactError as caught:
-        error = str(caught)
-    same = plugged.served is served and torch.equal(plugged(rows["x"]), before)
-    return {"error": error, "same_model": same, "same_store": torch.equal(store.total.second, kept)}
+    request = Forget.samples({victim: rows["ids"][:20].tolist()})
+    fedup.unlearn(plugged, store, request, clients=contact, force=True)
+    waits = {"pending": sorted(store.pending), "out_of_use": sorted(store.clients_out)}
+    return {**waits, "in_force": request in plugged.requests, "same_store": torch.equal(store.total.second, kept)}
