@@ -126,6 +126,8 @@ def _loaded(path: str | Path) -> Centroids:
         rows = CellTable.of(store.cells).num_rows
     except ArtifactError:
         raise
+    except OSError as error:  # another process replaced it meanwhile
+        raise ArtifactError(f"{path} cannot be read ({error.strerror}). Take a good copy of it.") from error
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError) as error:
         raise ArtifactError(f"{path} lacks a part of a centroid store ({error!r}). Take a good copy of it.") from error
     if store.vectors.ndim != 2 or len(store.vectors) != rows or store.counts.shape != (rows,):
