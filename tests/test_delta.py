@@ -167,6 +167,15 @@ def test_purging_keeps_the_sum_alone_and_later_requests_build_on_it(tmp_path):
     assert torch.allclose(again(federation.x), serving(*requests[1:])[0](federation.x), atol=1e-5)
 
 
+def test_after_a_purge_a_later_request_keeps_the_delta_of_those_before():
+    # Found by a reader: nobody knew whose the merged changes were, and the earlier request lost them in silence.
+    first, second = withdrawn(0), withdrawn(1)
+    plugged, store, _ = serving(first, config=None)
+    purge(plugged, store)
+    report = unlearn(plugged, store, second, clients=world()[1])
+    assert set(report.delta["requests"]) == {first.digest, second.digest}
+
+
 def test_a_delta_is_exported_with_the_model(tmp_path):
     plugged, *_ = serving(withdrawn(1))
     x = world()[1].x[:8]

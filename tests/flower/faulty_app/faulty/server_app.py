@@ -55,6 +55,7 @@ def ask_the_dead(
     session = json.loads((out / f"asked-{victim}.jsonl").read_text().splitlines()[-1])["session"]
     os.killpg(session, signal.SIGKILL)
     request = Forget.samples({victim: rows["ids"][:20].tolist()})
-    fedup.unlearn(plugged, store, request, clients=contact, force=True)
+    fast: Any = {"config": fedup.FilterConfig(filter="closed_form"), "terms": fedup.Terms(measure=False)}  # few waves
+    fedup.unlearn(plugged, store, request, clients=contact, force=True, **fast)
     waits = {"pending": sorted(store.pending), "out_of_use": sorted(store.clients_out)}
     return {**waits, "in_force": request in plugged.requests, "same_store": torch.equal(store.total.second, kept)}
