@@ -32,7 +32,7 @@ def collect_retained(model: nn.Module, contact: "GridContact", state: State, set
     _check_taken_out(contact, finished.sample_ids)
     whole = Forget(finished.client_ids, finished.class_ids)
     store = ask_clients(model, contact, cut=state.about["cut"], forget=[whole] if whole.kind else (), **settings)
-    store.collected_for = frozenset()  # no request is behind it any more
+    store.collected_for, store.finished = frozenset(), whole  # no request is behind it any more
     return store
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedup.errors import DataError
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
-from fedup.request import Forget
+from fedup.request import Forget, union
 from fedup.statistics.cell_table import Cell as Cell
 from fedup.statistics.cell_table import CellName as CellName
 from fedup.statistics.cell_table import CellTable
@@ -46,6 +46,7 @@ class Centroids:
     shape: tuple[int, ...]  # of one row's features at the cut, D in all
     collected_for: frozenset[Forget] = frozenset()  # requests already left out when the clients were asked
     open: set[Forget] = field(default_factory=set)  # withdrawn samples without a filter: left out all the same
+    finished: Forget = field(default_factory=Forget)  # clients and classes that the model was trained without
     excluded: dict[CellName, frozenset[int]] = field(default_factory=dict)  # sample ids left out of a cell
     sample_labels: dict[int, dict[int, int]] = field(default_factory=dict)  # by client: known classes of samples
     purged: set[CellName] = field(default_factory=set)
@@ -66,6 +67,10 @@ class Centroids:
 
     def __post_init__(self) -> None:
         self.cells = self._table = CellTable.of(self.cells)
+
+    def left_out(self, requests: Iterable[Forget]) -> Forget:
+        """What is never used while these requests are in force: open and finished ones are left out, too."""
+        return union([*requests, *self.open, self.finished])
 
     @cached_property
     def known_clients(self) -> frozenset[int]:

@@ -117,16 +117,16 @@ class Execution:
     ) -> Served:
         """A filter for these requests that harms no class, fitted to cells without the forgotten rows."""
         plan, report, store = self._plan, self._report, self._plan.centroids
-        forget_set, left_out = union(requests), union([*requests, *store.open])
+        forget_set, left_out = union(requests), store.left_out(requests)
         if refresh is not None:
             used = cells_in_use(store, forget_set, plan.config)
             if checked_against is not None:
-                self._lost_waiting = lost_classes(store, union([*checked_against, *store.open])).keys()
+                self._lost_waiting = lost_classes(store, store.left_out(checked_against)).keys()
             with report.stage("contact"):
                 refresh.wait_for_nobody()
                 refresh.touched(used, left_out)  # asks for the classes of the samples
                 if checked_against is not None and store.whole_cells_leave:
-                    self._known_lost = lost_classes(store, union([*checked_against, *store.open]))
+                    self._known_lost = lost_classes(store, store.left_out(checked_against))
                 self._check_classes_left(left_out, checked_against)
                 refresh.bring_up_to_date(used, left_out)
                 self._check_classes_left(left_out, checked_against)  # purged cells are known now
@@ -211,7 +211,7 @@ class Execution:
         """Refuse to lose a class that the active requests leave in place."""
         if active is not None and not self._classes_lost:
             store, forced = self._plan.centroids, len(self._report.forced)
-            before = union([*active, *store.open])
+            before = store.left_out(active)
             known, waiting = self._known_lost, self._lost_waiting
             self._plan.allow(lambda: check_classes_left(store, left_out, before, known, waiting), self._report)
             self._classes_lost = len(self._report.forced) > forced

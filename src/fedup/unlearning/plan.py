@@ -72,7 +72,7 @@ class RequestPlan:
     @property
     def left_out(self) -> Forget:
         """What centroids leave out: the requests, and those that stay open without a filter."""
-        return union([*self.requests, *self.centroids.open])
+        return self.centroids.left_out(self.requests)
 
     # --- statistics
 
@@ -191,7 +191,7 @@ class RequestPlan:
         if self.contact is not None:
             self._check_charges(self.contact)
         if not self.force:
-            before = union([*plugged.requests, *store.open])
+            before = store.left_out(plugged.requests)
             waiting = lost_classes(store, before).keys()
             if self.contact is None or not store.pending:  # else those that are waited for are asked first
                 check_classes_left(store, self.left_out, before, None, waiting)
