@@ -276,14 +276,35 @@ def test_what_cannot_be_used_is_refused_and_changes_nothing(tmp_path):
     assert load_centroids(tmp_path / "statistics.safetensors").base == model.base_fingerprint
 
 
-def test_fewer_features_by_a_public_projection_forget_as_exactly():
+@pytest.mark.parametrize("width", [6, 80], ids=["fewer", "more"])
+def test_another_number_of_features_by_a_public_seed_forgets_as_exactly(width):
     x, y = tiny(rows=300)
     clients = Federation.split(x, y, [torch.arange(i, 300, 3) for i in range(3)], num_classes=CLASSES)
-    small = fedup.models.backbone.projected(backbone(width=32), 6, x[:1])
-    model = learn_head(small, clients, num_classes=CLASSES)
+    other, again = (fedup.models.backbone.resized(backbone(width=32), width, x[:1]) for _ in range(2))
+    model = learn_head(other, clients, num_classes=CLASSES)
     model.unlearn(Forget.clients([2]), force=True)
-    without = learn_head(small, replace(clients, clients=clients.clients[:2]), num_classes=CLASSES)
-    assert small.width == 6 and model.totals == without.totals
+    without = learn_head(again, replace(clients, clients=clients.clients[:2]), num_classes=CLASSES)
+    assert other.width == width and model.totals == without.totals
+    assert f"{width} " in other.preprocessing and "seed 0" in other.preprocessing
+
+
+def test_random_features_behind_a_backbones_own_learn_what_no_linear_head_can_and_are_no_longer_than_its_grid_allows():
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(2000, 4, generator=rng)
+    y = (x[:, 0] * x[:, 1] > 0).long()  # opposite corners
+    plain = Backbone(torch.nn.Identity(), x[:1])
+    wide = fedup.models.backbone.resized(plain, 128, x[:1])
+    clients = Federation.split(x, y, [torch.arange(1000)], num_classes=2, heldout=0.0, validation=0.0)
+    right = [
+        float((learn_head(own, clients, num_classes=2)(x[1000:]).argmax(1) == y[1000:]).double().mean())
+        for own in (plain, wide)
+    ]
+    assert right[0] < 0.6 and right[1] > 0.85
+    ratio = wide(x).norm(dim=1) / plain(x).norm(dim=1)
+    assert bool((wide(x)[:, :4] == x).all()) and float(ratio.min()) > 1 and float(ratio.max()) < 2
+    for wrong in (0, 10**6):
+        with pytest.raises(fedup.errors.SettingError):
+            fedup.models.backbone.resized(plain, wrong, x[:1])
 
 
 def test_a_cohort_keeps_totals_alone_and_takes_only_the_message_that_was_learned_from(tmp_path):

@@ -3,18 +3,18 @@
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedup.bench.exact_features import extract, passing
+from fedup.bench.exact_features import extract, passing, with_features
 from fedup.errors import DataError
 from fedup.federation import Federation
-from fedup.models.backbone import Backbone, projected
+from fedup.models.backbone import Backbone, resized
 from fedup.partition import dirichlet
 from fedup.request import Forget
 from fedup.rng import generator
@@ -35,28 +35,35 @@ _FINE_LR = 2e-4  # of fine-tuning a whole backbone, with Adam; usual for small m
 _ROUNDS, _LR = 20, 200.0  # of FedAvg on the same features; best mean of 1 to 600 on digits and MNIST, seed 100
 
 
-def run_exact(
-    data: str,
-    backbone: str,
-    *,
-    rows: tuple[int | None, int | None],
-    seed: int,
-    folder: Path,
-    fine_tune: int = 0,
-    progress: Progress,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ExactCase:
+    """What is measured: a backbone on random rows of a data set (None: all of them).
+
+    `features` is another number of them, made from those of the backbone.
+    """
+
+    data: str
+    backbone: str
+    rows: int | None = None
+    test_rows: int | None = None
+    seed: int = 0
+    features: int | None = None
+
+
+def run_exact(case: ExactCase, *, folder: Path, fine_tune: int = 0, progress: Progress) -> dict[str, Any]:
     """All figures of one data set and backbone, as plain data. Features are kept in the folder.
 
-    `rows` are random training and test rows (None: all); `fine_tune` is a number of rounds of FedAvg on the whole
-    backbone, which take long.
+    `fine_tune` is a number of rounds of FedAvg on the whole backbone, which take long.
     """
+    data, backbone, seed = case.data, case.backbone, case.seed
     check_there(data)
-    dataset = _subset(load_dataset(data), *rows, seed)
+    dataset = _subset(load_dataset(data), case.rows, case.test_rows, seed)
     public = load_backbone(backbone, tuple(dataset.x.shape[1:]), inputs=input_of(data).identity())
     bench = _Bench(dataset, public, seed)
     clock = _Clock()
     name = f"{Path(data).stem}-{Path(backbone).stem}"
-    bench.take(*(extract(public, x, folder, name, progress=progress) for x in bench.inputs(input_of(data))))
+    taken = [extract(public, x, folder, name, progress=progress) for x in bench.inputs(input_of(data))]
+    bench.take(*with_features(public, case.features or public.width, taken))
     extracting = clock.read()
     result: dict[str, Any] = {"learned": bench.learned()}
     steps: dict[str, Callable[[], Any]] = {
@@ -76,7 +83,8 @@ def run_exact(
     about = {"data": data, "backbone": backbone, "rows": len(dataset.y), "test_rows": len(dataset.test_y), "seed": seed}
     return {
         **about,
-        "features": public.width,
+        "features": bench.width,
+        "backbone_features": public.width,
         "origin": asdict(public.origin) if public.origin else None,
         "extracting_s": extracting["time_s"],
         "extracting_cpu_s": extracting["cpu_s"],
@@ -102,7 +110,7 @@ class _Bench:
 
     def __init__(self, dataset: Dataset, backbone: Backbone, seed: int) -> None:
         self._data, self._seed = dataset, seed
-        self._backbone = passing(backbone)
+        self._backbone, self._own_width = passing(backbone), backbone.width
         self._parts = dirichlet(dataset.y, CLIENTS, concentration=0.5, seed=seed)
         self._marked = self._backdoor_rows()
         self._x = self._test_x = torch.zeros(0)
@@ -116,9 +124,14 @@ class _Bench:
             torch.cat([data.test_x, inputs.triggered(data.test_x)]),
         )
 
-    def take(self, x: Tensor, test_x: Tensor) -> None:
-        """The features of the inputs."""
-        self._x, self._test_x = x, test_x
+    def take(self, backbone: Backbone, features: Sequence[Tensor]) -> None:
+        """The features of the inputs, and a backbone that takes these."""
+        self._backbone, (self._x, self._test_x) = backbone, features
+
+    @property
+    def width(self) -> int:
+        """Number of features."""
+        return self._backbone.width
 
     def learned(self) -> dict[str, Any]:
         """One round, and what a client request takes afterwards."""
@@ -191,10 +204,11 @@ class _Bench:
         }
 
     def projections(self) -> list[dict[str, Any]]:
-        """Fewer features by a public projection: what they cost, and what they save."""
+        """Fewer features than the backbone has, by a public projection: what they cost, and what they save."""
         lines = []
-        for width in [width for width in _WIDTHS if width < self._backbone.width]:
-            small = projected(self._backbone, width, torch.zeros(1, self._backbone.width))
+        widths = [width for width in _WIDTHS if width < self._own_width == self._backbone.width]
+        for width in widths:
+            small = resized(self._backbone, width, torch.zeros(1, self._backbone.width))
             model = learn_head(small, self._federation(), num_classes=self._data.num_classes)
             sizes = {"store_bytes": model.store.stored_bytes, "bytes_up": model.store.traffic.bytes_up}
             lines.append({"features": width, "accuracy": self._accuracy(model), **sizes})

@@ -1,7 +1,7 @@
 """Features of a data set, computed once with a backbone and kept: an interrupted run goes on where it stopped."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedup.federation import Federation
-from fedup.models.backbone import HEAD, Backbone, with_blank_head
+from fedup.models.backbone import HEAD, Backbone, resized, with_blank_head
 from fedup.models.features import FEATURE_BATCH
 from fedup.models.views import fingerprint
 from fedup.statistics.feature_cache import CachedReader, FeatureCache
@@ -36,6 +36,14 @@ def passing(backbone: Backbone) -> Backbone:
     """A backbone for rows that are features already, with the same origin and grid."""
     blank = torch.zeros(1, backbone.width)
     return Backbone(nn.Flatten(), blank, origin=backbone.origin, step=backbone.step)
+
+
+def with_features(backbone: Backbone, number: int, parts: Iterable[Tensor]) -> tuple[Backbone, list[Tensor]]:
+    """Another number of features, made from those of the backbone, on the grid; and a backbone that takes these."""
+    other = resized(passing(backbone), number, torch.zeros(1, backbone.width))
+    config = MomentConfig(other.bound, other.step, 1)
+    blocks = [[config.integers(other(rows))[0] for rows in part.split(_BLOCK)] for part in parts]
+    return passing(other), [(torch.cat(part).double() * other.step).float() for part in blocks]
 
 
 def extract(backbone: Backbone, x: Tensor, folder: Path, name: str, *, progress: Progress) -> Tensor:

@@ -47,8 +47,8 @@ def exact_table(results: Sequence[dict[str, Any]]) -> str:
     machines = {f"{each['machine']['processor']}, torch {each['machine']['torch']}" for each in results}
     commands = [
         f"- `fedup bench exact --data {each['data']} --backbone {each['backbone']} --rows {each['rows']} --test-rows "
-        f"{each['test_rows']} --seed {each['seed']}{_rounds(each)}`, commit {show_commit(each['code'])}; features in "
-        f"{show_seconds(each['extracting_s'])} (less where they were cached); load {each['load'][0]} on "
+        f"{each['test_rows']} --seed {each['seed']}{_made(each)}{_rounds(each)}`, commit {show_commit(each['code'])}; "
+        f"features in {show_seconds(each['extracting_s'])} (less where they were cached); load {each['load'][0]} on "
         f"{each['load'][1]} cores while it was measured"
         for each in results
     ]
@@ -69,7 +69,7 @@ def exact_table(results: Sequence[dict[str, Any]]) -> str:
             "samples. *Led astray*: test images or texts with the trigger that are answered so.",
             markdown_table(BACKDOOR, [_backdoor(each) for each in results]),
             *(against if tuned else []),
-            "Fewer features by a public random projection:",
+            "Fewer features by a public random projection, or more by random ones behind them:",
             markdown_table(COST, costs),
             f"n = 1 for each line; {'; '.join(sorted(machines))}.",
             "\n".join(commands),
@@ -81,8 +81,17 @@ def _rounds(result: dict[str, Any]) -> str:
     return f" --fine-tune {result['fine_tuned']['rounds']}" if result["fine_tuned"] else ""
 
 
+def _made(result: dict[str, Any]) -> str:
+    return f" --features {result['features']}" if _has_made_features(result) else ""
+
+
+def _has_made_features(result: dict[str, Any]) -> bool:
+    return bool(result["features"] != result.get("backbone_features", result["features"]))
+
+
 def _name(result: dict[str, Any]) -> str:
-    return f"{result['data']}, {result['backbone']}"
+    made = f", {result['features']:,} features" if _has_made_features(result) else ""
+    return f"{result['data']}, {result['backbone']}{made}"
 
 
 def _with_rows(result: dict[str, Any]) -> str:

@@ -41,7 +41,9 @@ def train(
             ".py file, or a Hugging Face folder. Forgetting is exact then.",
         ),
     ] = None,
-    features: Annotated[int | None, typer.Option(help="Project the backbone to so many features.", min=1)] = None,
+    features: Annotated[
+        int | None, typer.Option(help="So many features: projected, or random ones behind them.", min=1)
+    ] = None,
     keep: Annotated[
         str, typer.Option(help="With --backbone: sums of all clients, or cohort (totals alone; leavers send theirs).")
     ] = "clients",

@@ -134,7 +134,7 @@ class StoreBuilder:
             self._total = IntegerMoments.zeros(self._config.cells(self._num_classes), moments.width)
             self._parts = ClientParts(moments.width, self._folder)
             self._about = {"shape": answer.shape, "nonnegative": answer.nonnegative}
-        self._total = self._total + moments
+        self._total.add_(moments)
         for label, second in answer.by_class.items():
             self._of_classes[label] = self._of_classes.get(label, 0) + second
         named = {*self._sample_labels.get(client, {}).values()} - self._forget_set.class_ids

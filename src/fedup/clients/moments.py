@@ -286,25 +286,24 @@ def _read(
     require(all(0 <= label < classes for label in few), "a label is out of range")
     require(not few & rows.keys(), "a class is reported, and has too few rows to be")
     require(shortened <= sum(rows.values()), "more rows were shortened than it reports")
-    moments = IntegerMoments.zeros(classes, width)
     held = list(rows)
-    moments.counts[held] = torch.tensor(list(rows.values()), dtype=torch.int64)
-    moments.sums[held] = _from_bytes(arrays, "sums", (len(held), width))
+    counts, sums = torch.zeros(classes, dtype=torch.int64), torch.zeros(classes, width, dtype=torch.int64)
+    places = torch.tensor(held, dtype=torch.int64)
+    counts.index_copy_(0, places, torch.tensor(list(rows.values()), dtype=torch.int64))
+    sums.index_copy_(0, places, _from_bytes(arrays, "sums", (len(held), width)))
     if "by_class" in arrays and held:
         seconds = _from_bytes(arrays, "by_class", (len(held), triangle))
-        for label, second in zip(held, seconds, strict=True) if not again else ():
+        moments, of_classes = IntegerMoments(counts, sums, seconds.sum(0)), dict(zip(held, seconds, strict=True))
+        for label, second in of_classes.items() if not again else ():
             one_class(moments, label, second).check(config)
-        moments = IntegerMoments(moments.counts, moments.sums, seconds.sum(0))
-        of_classes = dict(zip(held, seconds, strict=True))
     else:
         require(not (always and held), "second moments by class are missing")
-        second = _from_bytes(arrays, "second", (triangle,))
-        moments, of_classes = IntegerMoments(moments.counts, moments.sums, second), {}
+        moments, of_classes = IntegerMoments(counts, sums, _from_bytes(arrays, "second", (triangle,))), {}
     if not again:
         moments.check(config)
-    of_features = moments.sums[:, :inputs], moments.second[: inputs * (inputs + 1) // 2]
-    negative = any(bool((part < 0).any()) for part in of_features)
-    require(not (features.nonnegative and negative), "sums of features are below 0 where none can be")
+        of_features = moments.sums[:, :inputs], moments.second[: inputs * (inputs + 1) // 2]
+        negative = features.nonnegative and any(int(part.min()) < 0 for part in of_features)
+        require(not negative, "sums of features are below 0 where none can be")
     about = shortened, unreported, few, clipped, features.shape, features.nonnegative
     return ClientMoments(checks.client_number(details), moments, of_classes, *about)
 

@@ -16,6 +16,7 @@ MOST_STEPS = 32767  # steps of the grid within the bound: 16 bits hold a feature
 _PROBES = 16  # noise images or texts, from which an unknown grid is chosen
 _WORDS = 100  # ids of word pieces in a noise text are below this
 _ROOM = 4.0  # by which the bound exceeds the longest features of noise
+MOST_FEATURES = 8192  # a second moment of so many takes 270 MB
 TRAINED_MARK = "trained_by_fedup"
 
 
@@ -118,15 +119,44 @@ class Projected(nn.Module):
         return self.module(x).flatten(1) @ self.matrix
 
 
-def projected(backbone: Backbone, to: int, example: Tensor, seed: int = 0) -> Backbone:
-    """The same backbone with fewer features: stores and messages shrink with the square of their number."""
-    before, fewer = backbone.preprocessing, f"random projection to {to} features, seed {seed}"
+class Widened(nn.Module):
+    """Features, and behind them max(0, w · x) for random directions w from a public seed: more of them.
+
+    A linear head on these bends (the arc-cosine kernel, Cho & Saul 2009). The new ones are scaled so that all of them
+    together are about as long as the features before.
+    """
+
+    matrix: Tensor
+
+    def __init__(self, module: nn.Module, width: int, to: int, seed: int = 0) -> None:
+        super().__init__()
+        if not width < to <= MOST_FEATURES:
+            raise SettingError(f"{width} features become {width + 1} to {MOST_FEATURES:,} of them; found {to}.")
+        self.module, more = module, to - width
+        drawn = torch.randn(width, more, generator=generator(seed, "widening", width, to), dtype=torch.float64)
+        self.register_buffer("matrix", (drawn * (2 / more) ** 0.5).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.module(x).flatten(1)
+        return torch.cat([features, (features @ self.matrix).relu()], 1)
+
+
+def resized(backbone: Backbone, to: int, example: Tensor, seed: int = 0) -> Backbone:
+    """The same backbone with fewer features, by a projection, or with more, by random ones behind them.
+
+    Stores and messages grow with the square of their number. No client's row decides any of it. With more features
+    rows are longer, and the grid is coarser by a factor of two.
+    """
+    if to == backbone.width:
+        return backbone
+    fewer, before = to < backbone.width, backbone.preprocessing
+    words = f"random projection to {to} features" if fewer else f"random features behind them, {to} in all"
     return Backbone(
-        Projected(backbone, backbone.width, to, seed),
+        (Projected if fewer else Widened)(backbone, backbone.width, to, seed),
         example,
         origin=backbone.origin,
-        step=backbone.step,
-        preprocessing=None if before is None else f"{before}; {fewer}",
+        step=backbone.step if fewer else 2 * backbone.step,
+        preprocessing=None if before is None else f"{before}; {words}, seed {seed}",
     )
 
 

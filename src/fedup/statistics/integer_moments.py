@@ -180,6 +180,12 @@ class IntegerMoments:
         self._check_alike(other)
         return IntegerMoments(self.counts + other.counts, self.sums + other.sums, self.second + other.second)
 
+    def add_(self, other: "IntegerMoments") -> None:
+        """Add others to these, in place."""
+        self._check_alike(other)
+        for own, others in ((self.counts, other.counts), (self.sums, other.sums), (self.second, other.second)):
+            own.add_(others)
+
     def __sub__(self, other: "IntegerMoments") -> "IntegerMoments":
         self._check_alike(other)
         return IntegerMoments(self.counts - other.counts, self.sums - other.sums, self.second - other.second)
@@ -212,8 +218,7 @@ class IntegerMoments:
         counts, sums = self.counts.double(), self.sums.double()
         if bool((sums.norm(dim=1) > counts * config.limit * (1 + 1e-9)).any()):
             raise DataError("the sum of a class is longer than its rows can be")
-        places = torch.arange(self.width)
-        trace = float(self.second[places * (places + 3) // 2].double().sum())  # of the diagonal
+        trace = float(diagonal_of(self.second, self.width).sum(dtype=torch.float64))
         if trace > self.rows * config.limit**2 * (1 + 1e-9):
             raise DataError("second moments are larger than rows within the bound have")
         if not products:
@@ -273,7 +278,12 @@ def unpacked(triangle: Tensor, width: int) -> Tensor:
 
 def diagonal_of(triangle: Tensor, width: int) -> Tensor:
     """The diagonal of a symmetric matrix, from its lower triangle. (D,)"""
-    return triangle[torch.arange(1, width + 1).cumsum(0) - 1]
+    return triangle[_diagonal(width)]
+
+
+@lru_cache(maxsize=8)
+def _diagonal(width: int) -> Tensor:
+    return torch.arange(1, width + 1).cumsum(0) - 1
 
 
 @lru_cache(maxsize=2)

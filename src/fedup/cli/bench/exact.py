@@ -22,6 +22,9 @@ def exact(
     fine_tune: Annotated[
         int, typer.Option(help="Compare with so many rounds of FedAvg on the whole backbone; they take long.", min=0)
     ] = 0,
+    features: Annotated[
+        int | None, typer.Option(help="So many features, made from the backbone's own by a public seed.", min=1)
+    ] = None,
     cache: Annotated[
         Path | None,
         typer.Option(help="Folder for features, which an interrupted run goes on from.", envvar="FEDUP_FEATURES"),
@@ -35,12 +38,14 @@ def exact(
 
     Example: [bold]fedup bench exact --data cifar10 --backbone efficientnet_lite0 --rows 5000 --test-rows 1000[/]
     """
-    from fedup.bench.exact import run_exact
+    from fedup.bench.exact import ExactCase, run_exact
     from fedup.tasks.datasets._cache import cache_folder
 
     folder = cache or cache_folder() / "features"
-    path = out or RESULTS / "exact" / f"{Path(data).stem}-{Path(backbone).stem}.json"
-    run = partial(run_exact, data, backbone, rows=(rows, test_rows), seed=seed, folder=folder, fine_tune=fine_tune)
+    made = f"-{features}_features" if features else ""
+    path = out or RESULTS / "exact" / f"{Path(data).stem}-{Path(backbone).stem}{made}.json"
+    case = ExactCase(data, backbone, rows, test_rows, seed, features)
+    run = partial(run_exact, case, folder=folder, fine_tune=fine_tune)
     content = measure_into(path, run, as_json=as_json)
     if as_json:
         return

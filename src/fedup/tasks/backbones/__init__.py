@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedup.errors import SettingError
-from fedup.models.backbone import Backbone, projected
+from fedup.models.backbone import Backbone, resized
 from fedup.registry import find, names
 
 _KINDS = {3: "image", 1: "text"}  # by the number of a row's axes
@@ -39,7 +39,8 @@ class Rescaled(nn.Module):
 def load_backbone(
     name: str, shape: tuple[int, ...], *, features: int | None = None, inputs: Mapping[str, Any] | None = None
 ) -> Backbone:
-    """The backbone of that name for inputs of a shape; `features` projects to fewer.
+    """The backbone of that name for inputs of a shape; `features` projects to fewer, or puts random ones
+    behind them.
 
     `inputs` says how the data set scales pixels (`input_of(data).identity()`), so that the backbone gets what it was
     trained with.
@@ -68,7 +69,7 @@ def load_backbone(
             step=getattr(module, "STEP", None),
             preprocessing=preprocessing,
         )
-    return backbone if features is None else projected(backbone, features, blank_row(shape, kind))
+    return backbone if features is None else resized(backbone, features, blank_row(shape, kind))
 
 
 def backbone_names() -> list[str]:
