@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from tests.cli._in_process import ok, refused
+from torch.nn.functional import normalize
 from transformers import (
     BertConfig,
     BertModel,
@@ -21,6 +22,7 @@ from fedup.bench.result_tables import write_result_tables
 from fedup.errors import FedUPError, MissingDataError, SettingError
 from fedup.models.features import FeatureReader
 from fedup.tasks.backbones import backbone_names, load_backbone
+from fedup.tasks.backbones._hugging_face import PooledEncoder
 
 SHAPES = {"image": (3, 32, 32), "text": (16,)}
 
@@ -128,6 +130,29 @@ def test_a_folder_of_an_image_model_gets_pixels_as_its_own_processor_makes_them(
     expected = expected.mean((2, 3)) if kind == "resnet" else expected[:, 0] if pooling == "cls" else expected.mean(1)
     found = backbone((pixels / 255 - mean) / std)
     assert torch.allclose(found, expected, atol=0.02 * float(expected.abs().max())) and backbone.origin.source == "a"
+
+
+@torch.no_grad()
+def test_features_at_several_depths_are_those_of_each_depth_whatever_pads_the_text():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+    encoder = BertModel(BertConfig(**sizes, vocab_size=50)).eval()
+    ids = torch.randint(1, 50, (4, 9))
+    several = PooledEncoder(encoder, unit=True, depths=(0, 2, 3)).eval()
+    found, last = several(ids), PooledEncoder(encoder, unit=True).eval()(ids)
+    assert found.shape == (4, 48) and torch.allclose(found[:, 32:], last, atol=1e-6)
+    assert torch.allclose(found[:, :16], normalize(encoder.embeddings(ids).mean(1), dim=1), atol=1e-6)
+    assert torch.allclose(several(torch.cat([ids, torch.zeros(4, 5, dtype=torch.long)], 1)), found, atol=1e-5)
+
+
+def test_a_benchmark_with_more_features_forgets_as_exactly_and_its_table_names_them(tmp_path):
+    out = tmp_path / "results" / "exact" / "digits-random_conv-700_features.json"
+    cache = ("--cache", tmp_path / "features", "--out", out)
+    ok("bench", "exact", "--rows", 300, "--test-rows", 60, "--features", 700, *cache)
+    result = json.loads(out.read_text())
+    assert (result["features"], result["backbone_features"], result["projections"]) == (700, 576, [])
+    assert result["flipping"]["equal"] and result["backdoor"]["equal"] and result["many_clients"]["equal"]
+    table = write_result_tables(tmp_path)[0].read_text()
+    assert "| digits, random_conv, 700 features |" in table and "--seed 0 --features 700`" in table
 
 
 def test_a_backbone_that_is_missing_says_how_to_get_it(monkeypatch, tmp_path):

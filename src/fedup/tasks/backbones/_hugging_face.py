@@ -17,16 +17,26 @@ ABOUT_FILE = "fedup.json"  # beside config.json: source, licence, declared_by, a
 
 
 class PooledEncoder(nn.Module):
-    """Token features averaged over a text's tokens, or those of its first token."""
+    """Token features averaged over a text's tokens, or those of its first token.
 
-    def __init__(self, encoder: nn.Module, pooling: Pooling = "mean", *, unit: bool = False) -> None:
+    With `depths` those behind several layers, one behind the other: 0 is the embeddings. `unit` gives each length 1.
+    """
+
+    def __init__(
+        self, encoder: nn.Module, pooling: Pooling = "mean", *, unit: bool = False, depths: tuple[int, ...] = ()
+    ) -> None:
         super().__init__()
         check_choice("pooling", pooling, Pooling)
-        self.encoder, self.pooling, self.unit = encoder, pooling, unit
+        self.encoder, self.pooling, self.unit, self.depths = encoder, pooling, unit, depths
 
     def forward(self, ids: Tensor) -> Tensor:
         mask = (ids != 0).long()  # [PAD] is 0 in BERT's vocabularies
-        tokens = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state  # (N, T, D)
+        given = self.encoder(input_ids=ids, attention_mask=mask, output_hidden_states=bool(self.depths))
+        tokens = [given.hidden_states[depth] for depth in self.depths] or [given.last_hidden_state]
+        return torch.cat([self._pooled(own, mask) for own in tokens], 1)
+
+    def _pooled(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        """One row for each text. (N, T, D) to (N, D)"""
         if self.pooling == "cls":
             pooled = tokens[:, 0]
         else:
