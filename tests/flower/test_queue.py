@@ -3,7 +3,9 @@
 import json
 import signal
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -228,27 +230,66 @@ def test_a_server_of_another_base_answers_nothing_from_the_queue(setting, world)
     assert setting.grid.asked("summarize", "integer moments", "sketch") == []
 
 
+def killed(path: Path, point: int, work: Callable[[], object]) -> bool:
+    """Whether a process that does this was killed at that step; if not, it came to its end before."""
+
+    def prepare() -> None:
+        signalled_at(path, point, signal.SIGKILL)()
+        work()
+        raise SystemExit(0)
+
+    ended = run("status", prepare=prepare)
+    assert ended.code in (0, -signal.SIGKILL), ended
+    return ended.code != 0
+
+
+@pytest.mark.parametrize("each", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("anew", [False, True], ids=["train_on", "put_retrained"])
+def test_a_server_killed_at_any_step_of_a_new_base_serves_the_old_one_or_wholly_the_new_one(
+    setting, tmp_path, each, anew
+):
+    setting.unlearn("--class", 3, "--reference", "T-1")
+    model, new = digits(1).model, {"rounds": 2, "limits": Limits(None, force=True, max_class_loss=100)}
+
+    def put(path: Path) -> None:
+        own = Setting(setting.world, path)
+        if anew:
+            own.server().put_retrained(model, own.server().state)
+            return
+        contact, statistics = own.contact(model=model), MomentConfig(by_class="always")
+        assert own.server().train_on(model, contact, own.server().state, statistics=statistics, **new).declined is None
+
+    def seen(path: Path) -> tuple:
+        state = Run(path).read()
+        return state.generation, state.filter, [own.status for own in state.requests], state.centroids is None
+
+    put(undisturbed := copy(setting.path, tmp_path / "undisturbed"))
+    before, after, kills = seen(setting.path), seen(undisturbed), 0
+    assert before != after
+    for point in range(1, 400, each):
+        path = copy(setting.path, tmp_path / f"run-{point}")
+        if not killed(path, point, partial(put, path)):
+            break
+        kills += 1
+        check_sound(copy(path, tmp_path / f"seen-{point}"))
+        assert seen(path) in (before, after)
+        if seen(path) == before:
+            put(path)
+            assert seen(path) == after
+    assert kills > 1
+
+
 @pytest.mark.parametrize("each", [12, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_server_killed_at_any_step_leaves_a_request_queued_or_wholly_answered(setting, tmp_path, each):
     setting.unlearn(*setting.samples(2), code=QUEUED)
-
-    def serve_killed(path: Path, point: int):
-        def prepare() -> None:
-            signalled_at(path, point, signal.SIGKILL)()
-            Setting(setting.world, path).serve()
-            raise SystemExit(0)
-
-        return run("status", prepare=prepare)
 
     expected = Setting(setting.world, copy(setting.path, tmp_path / "undisturbed"))
     expected.serve()
     filter_expected, kills = Run(expected.path).read().filter, 0
     for point in range(1, 200, each):
         path = copy(setting.path, tmp_path / f"run-{point}")
-        ended = serve_killed(path, point)
-        if ended.code == 0:
+        if not killed(path, point, Setting(setting.world, path).serve):
             break
-        assert ended.code == -signal.SIGKILL, ended
         kills += 1
         state = Run(path).read()
         assert bool(state.queued) != bool(state.active), state.requests
