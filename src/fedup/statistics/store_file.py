@@ -88,7 +88,7 @@ def _version(path: str | Path) -> tuple[int, ...]:
 
 def _loaded(path: str | Path) -> Centroids:
     tensors, header = load_tensors(path, kind="centroids", but=PARTS)
-    if "of_clients" in header or "cells" in header:
+    if "of_clients" in header or "cells" in header or "finished" not in header:
         raise ArtifactError(f"{path} holds statistics as an earlier fedup wrote them: collect again.")
     try:
         how = how_from(header["how"])
