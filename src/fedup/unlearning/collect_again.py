@@ -12,7 +12,7 @@ from fedup.clients.protocol import Contact
 from fedup.clients.question import Question
 from fedup.errors import RequestError, SettingError
 from fedup.federation import Federation
-from fedup.request import Forget, union
+from fedup.request import Forget
 from fedup.serving.plugged import REQUEST_LOCK, PluggedModel
 from fedup.statistics.centroids import Summary
 from fedup.statistics.integer_moments import MomentConfig
@@ -50,7 +50,9 @@ def collect_again(
         check_belongs(plugged, centroids, plugged.requests)
         contact, store = contact_of(clients, plugged, centroids), centroids.to(centroids.device)
         assert contact is not None  # clients are given
-        forget_set, before = union([*plugged.requests, *store.open]), contact.traffic
+        forget_set, before = store.left_out(plugged.requests), contact.traffic
+        if finished := sorted(set(ids) & store.finished.client_ids):
+            raise RequestError(f"Client {finished} is forgotten for good: the model was trained without it.")
         if forgotten := sorted(set(ids) & forget_set.client_ids):
             raise RequestError(f"Client {forgotten} is forgotten by a request in force: take that back first.")
         samples = {client: own for client, own in forget_set.sample_ids.items() if client in ids}
