@@ -1,6 +1,7 @@
 """The README and the pages: the ten lines run, links lead somewhere, and the site knows every page and public name."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,17 @@ def test_the_ten_lines_of_the_readme_run_as_they_are(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     code = re.search(r"## Ten lines\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     names = {}
-    exec(code.replace("rounds=20", "rounds=2"), names)
+    exec(code, names)
     assert (names["plugged"](names["data"].test_x).argmax(1) != 7).all()
     assert names["original"].equal(names["model"](names["data"].test_x))
     assert "tensor" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["quickstart", "bring_your_own_model", "exact_head"])
+def test_examples_run_as_they_are(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    assert re.search(r"(restored|weights untouched:|equal) +True", capsys.readouterr().out)
 
 
 def test_the_blocks_of_the_engineers_walk_run_one_after_another(tmp_path, monkeypatch):

@@ -97,6 +97,14 @@ def _spread(scores: Tensor, shares: Tensor) -> Tensor:
     return (shares @ centred.square().mean(1)).sqrt()
 
 
+def blended(scores: Scores, original: Scores, share: float) -> Scores:
+    """A share of these scores, and the original layer's for the rest."""
+    weight, bias = (
+        torch.lerp(*pair, share) for pair in ((original.weight, scores.weight), (original.bias, scores.bias))
+    )
+    return Scores(weight, bias)
+
+
 def without_classes(scores: Scores, absent: Tensor, margin: float = MARGIN) -> Scores:
     """The same, and classes that are absent (a mask) are never answered.
 

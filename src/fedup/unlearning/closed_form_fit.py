@@ -9,6 +9,7 @@ from fedup.filters.closed_form import (
     ClosedForm,
     RetainedStatistics,
     Scores,
+    blended,
     closed_form_filter,
     discriminant_scores,
     last_layer,
@@ -23,6 +24,26 @@ from fedup.targets import Targets
 from fedup.unlearning.class_recall import LEAST_CLASS_ROWS, Recall
 
 _DRAWN = 2048  # rows drawn of each class, to estimate its recall
+_BLENDS = {3: 0.5, 4: 0.25, 5: 0.0}  # by widening: the share of the closed form in a blend with the original's scores
+
+
+def blends(forget_set: Forget) -> dict[int, str]:
+    """The widenings that blend a closed form with the original's scores, in the order of trial, and their words.
+
+    The original's scores alone, without the forgotten classes, answer if only classes are to be forgotten: no row of
+    another class is answered worse then. They would forget no client and no sample.
+    """
+    alone = "the original's scores answer, without what is forgotten"
+    words = {
+        w: f"{share:.0%} of it, blended with the original's scores, answers" for w, share in _BLENDS.items() if share
+    }
+    only_classes = not (forget_set.client_ids or forget_set.sample_ids)
+    return words | ({w: alone for w, share in _BLENDS.items() if not share} if only_classes else {})
+
+
+def blend_share(widening: int) -> float:
+    """The share of the closed form in the scores; all of it where nothing is blended."""
+    return _BLENDS.get(widening, 1.0)
 
 
 def check_closed_form(plugged: PluggedModel, config: FilterConfig, targets: Targets = "classes") -> None:
@@ -58,19 +79,21 @@ def fit_closed_form(
     forget_set: Forget,
     *,
     discriminant: bool = False,
+    share: float = 1.0,
     retained: RetainedStatistics | None = None,
 ) -> ClosedForm:
     """A filter that gives scores fitted to what is retained: the same for a set of requests in any order.
 
-    Ridge scores, or discriminants where those would cost a class too much. A class of which clients have too few rows
-    to report is answered where the original does; other classes without rows are never answered.
+    Ridge scores, or discriminants where those would cost a class too much; a `share` of them, and the original's scores
+    for the rest. A class of which clients have too few rows to report is answered where the original does; other
+    classes without rows are never answered.
     """
     retained = retained_statistics(store, forget_set) if retained is None else retained
     head, absent = last_layer(plugged.base, plugged.cut), retained.counts == 0
     kept = torch.zeros_like(absent)
     kept[kept_classes(store, forget_set, retained)] = True
     scores = discriminant_scores(retained) if discriminant else ridge_scores(retained)
-    scores = spread_matched(scores, head, retained)
+    scores = blended(spread_matched(scores, head, retained), head, share)
     made = closed_form_filter(scores, head, store.config.bound, absent, kept)
     return made.to(next(plugged.base.parameters()).device)
 

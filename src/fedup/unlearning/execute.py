@@ -50,6 +50,7 @@ class _Candidate:
     recalls: dict[int, Recall]
     centroids_used: int
     counted: Counted | None
+    words: str | None = None  # how gentle it is
 
 
 class Execution:
@@ -145,7 +146,7 @@ class Execution:
         self._measurement.counted, self._eraser_parts = chosen.counted, eraser.parts
         limits: Any = {"max_class_loss": plan.terms.max_class_loss, "targets": store.targets}
         plan.allow(lambda: check_recall(chosen.recalls, forget_set, **limits), report)
-        self._note_choice(candidates[0].served, chosen.served, forget_set)
+        self._note_choice(candidates[0].served, chosen, forget_set)
         return chosen.served
 
     def _candidates(
@@ -187,6 +188,8 @@ class Execution:
             candidates.append(self._candidate(trial, forget_set, new))
             if candidates[-1].loss <= allowed / 2:
                 break
+        if trials[0][1] and not plan.force:
+            candidates += self._gentler(unfitted if trials[0][0] else replace(unfitted, erasure=None), candidates)
         best = min(candidates, key=lambda candidate: candidate.loss)
         if delta is None or plan.force:
             return candidates
@@ -197,6 +200,17 @@ class Execution:
             candidates.append(self._candidate(scaled, forget_set, new))
             best = min(candidates, key=lambda candidate: candidate.loss)
         return candidates
+
+    def _gentler(self, unfitted: Served, tried: list[_Candidate]) -> list[_Candidate]:
+        """Closer and closer to the original, until a filter costs no class more than allowed."""
+        plan, forget_set, gentler = self._plan, union(unfitted.requests), list[_Candidate]()
+        for widening, words in self._fit.gentler(forget_set).items():
+            if min(candidate.loss for candidate in (*tried, *gentler)) <= plan.terms.max_class_loss:
+                break
+            with self._report.stage("fit"):
+                trial = self._fit.fitted(self._report, unfitted, forget_set, widening)
+            gentler.append(replace(self._candidate(trial, forget_set, unfitted.requests & plan.new), words=words))
+        return gentler
 
     def _candidate(self, trial: Served, forget_set: Forget, new: frozenset[Forget]) -> _Candidate:
         with self._report.stage("check"):
@@ -264,13 +278,15 @@ class Execution:
 
     # --- notes
 
-    def _note_choice(self, first: Served, chosen: Served, forget_set: Forget) -> None:
+    def _note_choice(self, first: Served, candidate: _Candidate, forget_set: Forget) -> None:
         """Note why the filter is not the first choice, and what an eraser alone does not mend."""
+        chosen = candidate.served
         if chosen.delta is not None and chosen.delta.scale < 1:
             self._report.note(f"All of the delta would cost a class too much: {chosen.delta.scale:.0%} of it answers.")
         elif chosen is not first and first.filter is not None:
             name, measure = OUTPUT[self._plan.centroids.targets], MEASURE[self._plan.centroids.targets]
-            self._report.note(f"The usual filter would cost a {name} more of its {measure}: another one answers.")
+            instead = candidate.words or "another one answers"
+            self._report.note(f"The usual filter would cost a {name} more of its {measure}: {instead}.")
         elif chosen is not first:
             instead = "A bottleneck besides it" if chosen.erasure is not None else "The bottleneck alone"
             self._report.note(f"An eraser alone would cost a class more of its recall. {instead} answers the request.")

@@ -15,7 +15,14 @@ from fedup.statistics.integer_moments import IntegerMoments
 from fedup.statistics.moment_store import MomentStore
 from fedup.unlearning.bottleneck_fit import cells_in_use
 from fedup.unlearning.class_recall import Recall, recall_at_cut
-from fedup.unlearning.closed_form_fit import expected_recall, fit_closed_form, kept_classes, retained_statistics
+from fedup.unlearning.closed_form_fit import (
+    blend_share,
+    blends,
+    expected_recall,
+    fit_closed_form,
+    kept_classes,
+    retained_statistics,
+)
 from fedup.unlearning.gentle_fit import fit_gently, widenings
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
@@ -36,6 +43,9 @@ class Fit(Protocol):
 
     def wider(self) -> list[int]:
         """The widenings to try if all trials come close to the allowed loss."""
+
+    def gentler(self, forget_set: Forget) -> dict[int, str]:
+        """The widenings to try in turn while all before cost a class too much, each with what it is in words."""
 
     def fitted(self, report: Report, without: Served, forget_set: Forget, widening: int) -> Served:
         """The served filter with one at the cut."""
@@ -69,6 +79,9 @@ class BottleneckFit:
     def wider(self) -> list[int]:
         return widenings(self.plan)
 
+    def gentler(self, forget_set: Forget) -> dict[int, str]:
+        return {}
+
     def fitted(self, report: Report, without: Served, forget_set: Forget, widening: int) -> Served:
         return fit_gently(self.plan, report, without, forget_set, widening=widening)
 
@@ -93,7 +106,8 @@ class BottleneckFit:
 
 @dataclass(frozen=True)
 class ClosedFormFit:
-    """Closed forms from moments: widening 1 is for ridge scores, 2 for discriminants."""
+    """Closed forms from moments: widening 1 is for ridge scores, 2 for discriminants, those from 3 on for ridge scores
+    blended with the original's."""
 
     plan: RequestPlan
     store: MomentStore
@@ -115,6 +129,9 @@ class ClosedFormFit:
     def wider(self) -> list[int]:
         return []
 
+    def gentler(self, forget_set: Forget) -> dict[int, str]:
+        return blends(forget_set)
+
     def fitted(self, report: Report, without: Served, forget_set: Forget, widening: int) -> Served:
         plugged, store, retained = self.plan.plugged, self.store, self._statistics(forget_set)
         if kept := kept_classes(store, forget_set, retained):
@@ -124,7 +141,14 @@ class ClosedFormFit:
             )
             why = "have yet to answer, or have too few rows" if store.clients_out else "have too few rows"
             report.note(f"Clients {why} of class {listed} to report: {end}.")
-        fitted = fit_closed_form(plugged, store, forget_set, discriminant=widening > 1, retained=retained)
+        fitted = fit_closed_form(
+            plugged,
+            store,
+            forget_set,
+            discriminant=widening == 2,
+            share=blend_share(widening),
+            retained=retained,
+        )
         return replace(without, filter=fitted)
 
     def _statistics(self, forget_set: Forget) -> RetainedStatistics:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fedup.filters.closed_form import ClosedForm, Scores, last_layer
+from fedup.filters.closed_form import ClosedForm, Scores, blended, last_layer
 from fedup.filters.target_form import (
     TargetStatistics,
     expected_labels,
@@ -18,7 +18,7 @@ from fedup.serving.plugged import PluggedModel, Served
 from fedup.statistics.integer_moments import IntegerMoments
 from fedup.statistics.moment_store import MomentStore
 from fedup.unlearning.class_recall import LEAST_CLASS_ROWS, Recall
-from fedup.unlearning.closed_form_fit import served_scores
+from fedup.unlearning.closed_form_fit import blend_share, blends, served_scores
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
 
@@ -29,11 +29,13 @@ def fit_targets(
     forget_set: Forget,
     *,
     balanced: bool = False,
+    share: float = 1.0,
     retained: TargetStatistics | None = None,
 ) -> ClosedForm:
     """A filter that gives what ridge regression on retained rows gives; forgotten labels never say yes.
 
-    A label of which clients have too few rows to report stays as the original answers it.
+    A `share` of that, and the original's answers for the rest. A label of which clients have too few rows to report
+    stays as the original answers it.
     """
     retained = retained or TargetStatistics.of(store.retained(forget_set), store.config)
     head = last_layer(plugged.base, plugged.cut, store.targets)
@@ -45,6 +47,7 @@ def fit_targets(
             scores.weight[label], scores.bias[label] = head.weight[label], head.bias[label]
     else:
         scores = target_scores(retained)
+    scores = blended(scores, head, share)
     made = target_filter(scores, head, store.config.bound, absent)
     return made.to(next(plugged.base.parameters()).device)
 
@@ -57,7 +60,8 @@ def kept_labels(store: MomentStore, forget_set: Forget, retained: TargetStatisti
 
 @dataclass(frozen=True)
 class TargetFit:
-    """Closed forms for labels and values. For labels widening 2 takes a label to be as frequent as its absence."""
+    """Closed forms for labels and values. For labels widening 2 takes a label to be as frequent as its absence; those
+    from 3 on are blends with the original's answers."""
 
     plan: RequestPlan
     store: MomentStore
@@ -71,11 +75,17 @@ class TargetFit:
     def wider(self) -> list[int]:
         return []
 
+    def gentler(self, forget_set: Forget) -> dict[int, str]:
+        return blends(forget_set)
+
     def fitted(self, report: Report, without: Served, forget_set: Forget, widening: int) -> Served:
         retained = self.statistics(forget_set)
         for label in kept_labels(self.store, forget_set, retained) if self.store.targets == "labels" else ():
             report.note(f"Clients have too few rows with label {label} to report: it is kept as it was.")
-        fitted = fit_targets(self.plan.plugged, self.store, forget_set, balanced=widening > 1, retained=retained)
+        share = blend_share(widening)
+        fitted = fit_targets(
+            self.plan.plugged, self.store, forget_set, balanced=widening == 2, share=share, retained=retained
+        )
         return replace(without, filter=fitted)
 
     def statistics(self, forget_set: Forget) -> TargetStatistics:
