@@ -1,4 +1,4 @@
-"""The README's table of results: FedUP beside Retrain and the original model, in one experiment."""
+"""The README's table of results: FedUP beside Retrain and the original model, by both of its filters."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,22 +9,27 @@ from fedup.bench.tables import markdown_table
 from fedup.bench.times_table import Summed, fill
 from fedup.bench.verdicts import OURS
 
-EXPERIMENT = "baselines"
+SOURCES = {"closed_form": ("closed_form", "closed form"), "baselines": (OURS, "gradient steps")}  # method, filter
 BEGIN, END = "<!-- results: written by `fedup bench report` -->", "<!-- /results -->"
-_HEAD = ["federation", "request", "retained accuracy", "forgotten", "distance to Retrain (TV)", "its floor"]
+_HEAD = ["filter", "federation", "request", "retained accuracy", "forgotten", "distance to Retrain (TV)", "its floor"]
 
 
 def results_table(summed: Sequence[Summed]) -> str:
-    """Means over seeds: original → FedUP, and Retrain in brackets; empty where the experiment has no result."""
-    blocks = [block for experiment, blocks in summed if experiment.name == EXPERIMENT for block in blocks]
-    rows = [line for block in blocks if (line := _line(block))]
+    """Means over seeds: original → FedUP, and Retrain in brackets; empty where no experiment has a result."""
+    by_name = {experiment.name: blocks for experiment, blocks in summed}
+    rows, seeds = list[list[str]](), set[int]()
+    for name, (method, words) in SOURCES.items():
+        for block in by_name.get(name, []):
+            if (line := _line(block, method)) and (row := block.row(method)):
+                rows.append([words, *line])
+                seeds.add(len(row.seeds))
     if not rows:
         return ""
-    seeds = min(len(row.seeds) for block in blocks if (row := block.row(OURS)))
+    links = " and ".join(f"[{name}](benchmarks/tables/{name}.md)" for name in SOURCES if name in by_name)
     about = (
-        f"Original → FedUP (Retrain), means of {seeds} seeds. *Forgotten*: F-A, or for samples ASR; the aim is "
-        "Retrain's figure. *Floor*: the distance of a second Retrain. "
-        f"[All methods and figures](benchmarks/tables/{EXPERIMENT}.md)."
+        f"Original → FedUP (Retrain), means of {', '.join(map(str, sorted(seeds)))} seeds. *Closed form*: the "
+        "default. *Gradient steps*: the paper's filter, for samples an eraser. *Forgotten*: F-A, or for samples ASR; the aim is Retrain's figure. "
+        f"*Floor*: the distance of a second Retrain. All methods, figures and machines: {links}."
     )
     return f"{markdown_table(_HEAD, rows)}\n\n{about}"
 
@@ -35,17 +40,17 @@ def write_results(summed: Sequence[Summed], benchmarks: Path) -> list[Path]:
     return fill(benchmarks.resolve().parent / "README.md", table, BEGIN, END) if table else []
 
 
-def _line(block: Block) -> list[str]:
+def _line(block: Block, method: str) -> list[str]:
     """The cells of one federation and scenario; none where a method has no result."""
     forgotten = "asr" if block.scenario.use == "sample" else "f_a"
     line = [block.federation, block.scenario.name]
     for key in ("r_a", forgotten):
-        before, ours, reference = (_mean(block, method, key) for method in (ORIGINAL, OURS, REFERENCE))
+        before, ours, reference = (_mean(block, each, key) for each in (ORIGINAL, method, REFERENCE))
         if "" in (before, ours, reference):
             return []
         line.append(f"{before} → {ours} ({reference})")
     floor = block.floor.method.name if block.floor else ""
-    return [*line, _mean(block, OURS, "tv"), _mean(block, floor, "tv")]
+    return [*line, _mean(block, method, "tv"), _mean(block, floor, "tv")]
 
 
 def _mean(block: Block, method: str, key: str) -> str:
