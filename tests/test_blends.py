@@ -76,3 +76,19 @@ def test_what_names_clients_or_samples_is_never_answered_by_the_original_alone()
     for request in (Forget.clients([1]), Forget.samples({1: [2]}), Forget.clients([1]) | Forget.classes([1])):
         assert blends(request).items() < everything
         assert not any("blended" not in words for words in blends(request).values())
+
+
+def test_a_class_under_a_closed_form_is_forgotten_whoever_counts(trained_digits, store):
+    plugged, request = plug(trained_digits.model), Forget.classes([4])
+    counted = unlearn(plugged, store, request, clients=trained_digits.federation).verdicts[request.digest]
+    restore(plugged, store, request, clients=trained_digits.federation)
+    silent = Terms(measure=False)
+    uncounted = unlearn(plugged, store, request, clients=trained_digits.federation, terms=silent)
+    assert counted.finding == uncounted.verdicts[request.digest].finding == "forgotten"
+    assert "for no input" in uncounted.verdicts[request.digest].words
+    client = Forget.clients([0])
+    assert (
+        not unlearn(plugged, store, client, clients=trained_digits.federation, terms=silent)
+        .verdicts[client.digest]
+        .is_good
+    )

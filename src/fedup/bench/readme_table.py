@@ -28,7 +28,8 @@ def results_table(summed: Sequence[Summed]) -> str:
     links = " and ".join(f"[{name}](benchmarks/tables/{name}.md)" for name in SOURCES if name in by_name)
     about = (
         f"Original → FedUP (Retrain), means of {', '.join(map(str, sorted(seeds)))} seeds. *Closed form*: the "
-        "default. *Gradient steps*: the paper's filter, for samples an eraser. *Forgotten*: F-A, or for samples ASR; the aim is Retrain's figure. "
+        "default. *Gradient steps*: the paper's filter, for samples an eraser. *Forgotten*: F-A, "
+        "or for samples ASR; the aim is Retrain's figure. "
         f"*Floor*: the distance of a second Retrain. All methods, figures and machines: {links}."
     )
     return f"{markdown_table(_HEAD, rows)}\n\n{about}"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fedup.errors import FedUPError
+from fedup.filters.closed_form import ClosedForm
 from fedup.filters.delta import Delta
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
@@ -24,7 +25,7 @@ from fedup.unlearning.moment_refresh import refresh_of
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.refresh import Refresh
 from fedup.unlearning.report import Report
-from fedup.unlearning.verdict import Verdict
+from fedup.unlearning.verdict import Verdict, never_answered
 
 _NOT_ALONE = "alone it has too few rows"
 _CLOSE = 0.7  # share of the allowed loss: beyond it, wider bottlenecks are tried
@@ -238,13 +239,17 @@ class Execution:
         new: frozenset[Forget],
         original: Centroids | None,
     ) -> Verdict:
+        classes = self._plan.centroids.targets == "classes"
+        proved = classes and request.kind == "class" and isinstance(candidate.filter, ClosedForm)
         if not self._measurement.applies(new):
-            return self._measurement.no_verdict()
+            verdict = self._measurement.no_verdict()
+            return never_answered(verdict) if proved else verdict
         before = self._plan.plugged.served
         several = len(new) > 1 or request in self._plan.again
         if original is not None and several:  # compare with all requests but this one
             before = self._without_it(request, active | new, original)
-        return self._measurement.verdict(request, candidate, before, alone=not several)
+        verdict = self._measurement.verdict(request, candidate, before, alone=not several)
+        return never_answered(verdict) if proved else verdict
 
     def _without_it(self, request: Forget, requests: frozenset[Forget], original: Centroids) -> Served | None:
         """A filter for the other requests; the one before all new ones where that would show the rows of this one, or

@@ -1,7 +1,7 @@
 """The verdict on a request: measured with it and without it, everything else equal."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from fedup.request import Forget
@@ -72,7 +72,7 @@ class Verdict:
     excess_before: Estimate | None = None
     excess_after: Estimate | None = None
     change: Estimate | None = None
-    why: str = ""  # it was not measured
+    why: str = ""  # it was not measured, or need not be
 
     @property
     def is_good(self) -> bool:
@@ -114,6 +114,13 @@ def judge(request: Forget, tallies: Mapping[int, Tally], targets: Targets = "cla
 def not_measured(why: str) -> Verdict:
     """A verdict that nothing was measured, and why."""
     return Verdict("not measured", "", why=why)
+
+
+def never_answered(verdict: Verdict) -> Verdict:
+    """The verdict on classes that a filter answers with for no input: few rows, or none, cannot put that in doubt."""
+    if verdict.finding == "not measured":
+        return Verdict("forgotten", "", why="the filter answers with the class for no input at all")
+    return replace(verdict, finding="forgotten") if verdict.finding == "too few rows" else verdict
 
 
 def waits(why: str) -> Verdict:
