@@ -11,7 +11,15 @@ from tests._marked import everything_of
 
 from fedup import Forget, Terms, collect, plug, restore, unlearn
 from fedup.errors import HarmError
-from fedup.filters.closed_form import Scores, blended, closed_form_filter
+from fedup.filters.closed_form import (
+    RetainedStatistics,
+    Scores,
+    blended,
+    closed_form_filter,
+    discriminant_scores,
+    ridge_scores,
+)
+from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 from fedup.unlearning.closed_form_fit import blends
 
 NO_LOSS = Terms(max_class_loss=0.0)
@@ -42,6 +50,21 @@ def test_the_originals_scores_alone_change_no_answer_but_those_of_forgotten_clas
     clear = (lead > 1e-3) & (before.argmax(1) != dropped)
     assert torch.equal(after.argmax(1)[clear], before.argmax(1)[clear])
     assert dropped not in after.argmax(1)
+
+
+def test_discriminants_answer_gaussian_classes_of_any_size_as_bayes_rule_does():
+    source, sizes = torch.Generator().manual_seed(0), (6000, 600, 200, 60)
+    labels = torch.repeat_interleave(torch.arange(4), torch.tensor(sizes))
+    means, noise = torch.randn(4, 6, generator=source), torch.randn(len(labels), 6, generator=source)
+    rows, config = means[labels] + noise, MomentConfig(bound=64, step=2**-8)
+    retained = RetainedStatistics.of(IntegerMoments.of(rows, labels, 4, config), config)
+    shares = torch.tensor(sizes).double() / sum(sizes)
+    bayes = (shares.log() - torch.cdist(rows.double(), means.double()).square() / 2).argmax(1)
+    answers = discriminant_scores(retained).of(rows).argmax(1)
+    assert float((answers == bayes).double().mean()) > 0.99
+    smallest = labels == 3  # which ridge scores never answer here
+    assert float((answers[smallest] == 3).double().mean()) > 0.9
+    assert 3 not in ridge_scores(retained).of(rows[smallest]).argmax(1), "premise"
 
 
 def test_a_class_can_be_forgotten_even_if_no_other_may_lose_anything(trained_digits, store):

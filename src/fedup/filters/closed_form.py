@@ -16,6 +16,7 @@ from fedup.targets import Targets
 RIDGE = 0.01  # of the mean variance of a feature
 FEW_ROWS_RIDGE = 0.5  # more of it, for each feature per row: few rows say little of a covariance
 SHARPNESS = 0.7  # of the original layer's spread: ridge scores overlap more (docs/closed_form.md has the figures)
+DISCRIMINANT_SHARPNESS = 1.0  # discriminants: spread over all scores as the original layer's
 MARGIN = 10.0  # by which an absent class stays below the mean of the others, at least
 _LARGEST_MARGIN = 1000.0
 _WORST_CONDITION = 1e4  # of the last layer: beyond, features for given scores would be too large for single precision
@@ -66,9 +67,12 @@ def ridge_scores(retained: RetainedStatistics) -> Scores:
 
 
 def discriminant_scores(retained: RetainedStatistics) -> Scores:
-    """Linear discriminants, all classes weighing the same: kinder to small classes than ridge scores."""
-    weight = ridge_solution(retained.within, retained.means, float(retained.counts.sum()))
-    return Scores(weight, -0.5 * (weight * retained.means).sum(1))
+    """Linear discriminants: log-probabilities if classes are Gaussian. Kinder to small classes than ridge scores, which
+    other classes can mask."""
+    rows = retained.counts.sum()
+    weight = ridge_solution(retained.within, retained.means, float(rows))
+    shares = retained.counts.clamp(min=1) / rows  # classes without rows are left to `without_classes`
+    return Scores(weight, shares.log() - 0.5 * (weight * retained.means).sum(1))
 
 
 def ridge_solution(covariance: Tensor, targets: Tensor, rows: float) -> Tensor:
@@ -79,15 +83,17 @@ def ridge_solution(covariance: Tensor, targets: Tensor, rows: float) -> Tensor:
     return torch.linalg.solve(damped, targets.T).T
 
 
-def spread_matched(scores: Scores, head: Scores, retained: RetainedStatistics) -> Scores:
-    """The scores times one number, so that on the class means they are spread nearly as the original layer's are.
+def spread_matched(
+    scores: Scores, head: Scores, retained: RetainedStatistics, *, sharpness: float = SHARPNESS
+) -> Scores:
+    """The scores times one number, so that on the class means they have this share of the original layer's spread.
 
     Ridge scores lie between 0 and 1: their softmax would be nearly flat. The order of classes stays.
     """
     held = retained.counts > 0
     shares = retained.counts[held] / retained.counts[held].sum()
     wanted, own = (_spread(each.of(retained.means[held])[:, held], shares) for each in (head, scores))
-    factor = SHARPNESS * float(wanted / own) if int(held.sum()) > 1 and float(own) > 0 and float(wanted) > 0 else 1.0
+    factor = sharpness * float(wanted / own) if int(held.sum()) > 1 and float(own) > 0 and float(wanted) > 0 else 1.0
     return Scores(scores.weight * factor, scores.bias * factor)
 
 

@@ -6,6 +6,8 @@ from torch import Tensor
 from fedup.errors import SettingError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.filters.closed_form import (
+    DISCRIMINANT_SHARPNESS,
+    SHARPNESS,
     ClosedForm,
     RetainedStatistics,
     Scores,
@@ -93,7 +95,8 @@ def fit_closed_form(
     kept = torch.zeros_like(absent)
     kept[kept_classes(store, forget_set, retained)] = True
     scores = discriminant_scores(retained) if discriminant else ridge_scores(retained)
-    scores = blended(spread_matched(scores, head, retained), head, share)
+    sharpness = DISCRIMINANT_SHARPNESS if discriminant else SHARPNESS
+    scores = blended(spread_matched(scores, head, retained, sharpness=sharpness), head, share)
     made = closed_form_filter(scores, head, store.config.bound, absent, kept)
     return made.to(next(plugged.base.parameters()).device)
 
