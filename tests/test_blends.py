@@ -52,19 +52,36 @@ def test_the_originals_scores_alone_change_no_answer_but_those_of_forgotten_clas
     assert dropped not in after.argmax(1)
 
 
+def gaussian_classes():
+    """Rows of four classes of very different sizes, their labels, and the means."""
+    source = torch.Generator().manual_seed(0)
+    labels = torch.repeat_interleave(torch.arange(4), torch.tensor([6000, 600, 200, 60]))
+    means = torch.randn(4, 6, generator=source)
+    return means[labels] + torch.randn(len(labels), 6, generator=source), labels, means
+
+
+def statistics_of(rows, labels):
+    config = MomentConfig(bound=512, step=2**-8)
+    return RetainedStatistics.of(IntegerMoments.of(rows, labels, 4, config), config)
+
+
 def test_discriminants_answer_gaussian_classes_of_any_size_as_bayes_rule_does():
-    source, sizes = torch.Generator().manual_seed(0), (6000, 600, 200, 60)
-    labels = torch.repeat_interleave(torch.arange(4), torch.tensor(sizes))
-    means, noise = torch.randn(4, 6, generator=source), torch.randn(len(labels), 6, generator=source)
-    rows, config = means[labels] + noise, MomentConfig(bound=64, step=2**-8)
-    retained = RetainedStatistics.of(IntegerMoments.of(rows, labels, 4, config), config)
-    shares = torch.tensor(sizes).double() / sum(sizes)
+    rows, labels, means = gaussian_classes()
+    retained = statistics_of(rows, labels)
+    shares = labels.bincount().double() / len(labels)
     bayes = (shares.log() - torch.cdist(rows.double(), means.double()).square() / 2).argmax(1)
     answers = discriminant_scores(retained).of(rows).argmax(1)
     assert float((answers == bayes).double().mean()) > 0.99
     smallest = labels == 3  # which ridge scores never answer here
     assert float((answers[smallest] == 3).double().mean()) > 0.9
     assert 3 not in ridge_scores(retained).of(rows[smallest]).argmax(1), "premise"
+
+
+@pytest.mark.parametrize("scores_of", [ridge_scores, discriminant_scores])
+def test_what_all_rows_have_in_common_makes_no_weights_larger(scores_of):
+    rows, labels, _ = gaussian_classes()
+    usual, moved = (scores_of(statistics_of(rows + offset, labels)) for offset in (0.0, 100.0))
+    torch.testing.assert_close(moved.weight, usual.weight, rtol=0.02, atol=0.02 * float(usual.weight.abs().max()))
 
 
 def test_a_class_can_be_forgotten_even_if_no_other_may_lose_anything(trained_digits, store):

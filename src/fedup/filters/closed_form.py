@@ -70,9 +70,10 @@ def discriminant_scores(retained: RetainedStatistics) -> Scores:
     """Linear discriminants: log-probabilities if classes are Gaussian. Kinder to small classes than ridge scores, which
     other classes can mask."""
     rows = retained.counts.sum()
-    weight = ridge_solution(retained.within, retained.means, float(rows))
+    apart = retained.means - retained.mean  # else all weights would have a large part in common, which rounds
+    weight = ridge_solution(retained.within, apart, float(rows))
     shares = retained.counts.clamp(min=1) / rows  # classes without rows are left to `without_classes`
-    return Scores(weight, shares.log() - 0.5 * (weight * retained.means).sum(1))
+    return Scores(weight, shares.log() - weight @ retained.mean - 0.5 * (weight * apart).sum(1))
 
 
 def ridge_solution(covariance: Tensor, targets: Tensor, rows: float) -> Tensor:
@@ -267,9 +268,11 @@ def closed_form_filter(
         margin = 4 * rounding
         if not margin < _LARGEST_MARGIN:
             break
+    single = head.weight_dtype in (torch.float32, torch.float64)
+    way_out = f"Collect moments with a bound below {bound:g} (MomentConfig)" if single else "Use single precision"
     raise CutError(
         f"In {head.weight_dtype} the last layer rounds scores by up to {rounding:.3g}: a dropped class could win. "
-        "Use the model in single precision, or collect centroids and use the bottleneck."
+        f"{way_out}, or collect centroids (statistics='centroids') and use the bottleneck."
     )
 
 
