@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedup import fingerprint
+from fedup import Federation, MomentConfig, collect, fingerprint
 from fedup.errors import CutError, DataError
+from fedup.federation import Client
 from fedup.models.features import FEATURE_BATCH, FeatureReader
 from fedup.tasks.models import build_model
 
@@ -193,6 +194,17 @@ def test_one_reader_for_several_clients_looks_at_the_model_once_and_gives_the_bi
     assert torch.equal(kept, first)  # what was read stays when more is read
     alone = [FeatureReader(model, "1").read(x, rows, wanted=rows % 3 != 0).values for rows in clients]
     assert all(map(torch.equal, found, [*alone, *reversed(alone)]))
+
+
+def test_collecting_moments_passes_each_row_through_the_model_once_though_a_finer_grid_is_asked_for():
+    before, x = Calls(), torch.rand(400, 8) / 64
+    model = nn.Sequential(nn.Linear(8, 6, bias=False), before, nn.ReLU(), nn.Linear(6, 3))
+    clients = tuple(Client(i, own, own[:0], own[:0]) for i, own in enumerate(torch.arange(400).chunk(4)))
+    federation, usual = Federation(x, torch.arange(400) % 3, clients, 3), MomentConfig()
+    store = collect(model, federation, statistics=usual)
+    assert store.config.step < usual.step, "premise: all were asked again"
+    assert 400 <= before.seen["rows"] <= 400 + 8  # some are looked at to know the model
+    assert store.total == collect(model, federation, statistics=store.config).total
 
 
 @pytest.mark.parametrize("first", [0, 10])

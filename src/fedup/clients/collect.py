@@ -23,6 +23,7 @@ from fedup.files import explained
 from fedup.filters.presets import PresetName, preset
 from fedup.models.cut import find_cut
 from fedup.models.outputs import check_outputs
+from fedup.models.remembered import RememberingReader
 from fedup.models.views import fingerprint
 from fedup.privacy import paper
 from fedup.privacy.guarantee import DP
@@ -72,7 +73,7 @@ def collect(
     if isinstance(federation, Federation):
         if privacy is None:  # else the model sees no row before the charge
             check_outputs(model, federation.x, federation.y, federation.num_classes)
-        federation = InProcess(federation, model, one_reader=True, ledger=ledger)
+        federation = InProcess(federation, model, one_reader=True, make_reader=RememberingReader, ledger=ledger)
     if statistics == "auto":
         fits = federation.targets != "classes"  # no others do
         if privacy is None and not fits and suits_moments(model, federation, cut):

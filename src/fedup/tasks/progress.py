@@ -7,9 +7,11 @@ from torch import nn
 
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.in_process import InProcess
+from fedup.clients.moments import MomentsQuestion
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.clients.question import Question
 from fedup.federation import Federation
+from fedup.models.remembered import RememberingReader
 from fedup.privacy.ledger import Ledger
 from fedup.training.fedavg import Observer
 
@@ -35,13 +37,13 @@ class ClientsShown(InProcess):
     def __init__(
         self, federation: Federation, model: nn.Module, show: Progress, what: str, *, ledger: Ledger | None = None
     ) -> None:
-        super().__init__(federation, model, one_reader=True, ledger=ledger)
+        super().__init__(federation, model, one_reader=True, make_reader=RememberingReader, ledger=ledger)
         self._show, self._what, self._answered = show, what, 0
         show(what, 0, len(self.clients))
 
     def _answer(self, client: int, question: Question[A]) -> A:
         answer = super()._answer(client, question)
-        if isinstance(question, CentroidsQuestion | PrivateCentroidsQuestion):
-            self._answered += 1
+        if isinstance(question, CentroidsQuestion | PrivateCentroidsQuestion | MomentsQuestion):
+            self._answered = self._answered % len(self.clients) + 1  # all are asked again for moments on a better grid
             self._show(self._what, self._answered, len(self.clients))
         return answer
