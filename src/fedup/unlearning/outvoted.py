@@ -72,7 +72,7 @@ def without_single_words(tallies: Tallies, max_class_loss: float, but: Collectio
         client = max(by_client, key=lambda c: by_client[c].before - by_client[c].after)
         own, rest = by_client[client], sum((by_client[c] for c in by_client if c != client), start=Paired())
         most = max(_loss(sum(part.values(), start=Paired())) for part in parts)
-        if not most > max_class_loss >= _loss(rest):
+        if not most > max_class_loss >= _loss(rest) or own.before <= own.after:
             continue
         if not _contradicts(own, rest):
             decisive[label] = client
