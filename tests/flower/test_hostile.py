@@ -16,13 +16,14 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.flower._contact import NODES, ODD
+from tests.flower._contact import NODES, ODD, spoiling
 from tests.flower._grid import FIRST, Clock, LocalGrid, World, be_inside_a_run, changed, digits, told, with_answer
 
 import fedup
-from fedup import DP, Budget, Forget, Ledger, plug, unlearn
+from fedup import DP, Budget, FilterConfig, Forget, Ledger, plug, unlearn
 from fedup.clients.private_centroids import PrivateCentroidsQuestion
-from fedup.errors import BudgetError, ContactError, DataError
+from fedup.errors import BudgetError, ContactError, DataError, HarmError
+from fedup.filters.delta import changed_weights
 from fedup.flower import Intake, declared_rows, messaging
 from fedup.flower.wire import Answer, read_answer, read_ask
 from fedup.statistics.moment_store import MomentStore
@@ -304,3 +305,26 @@ def test_no_number_of_rows_that_a_node_declares_ends_a_round_of_training(count):
         question = Message(RecordDict(), dst_node_id=number, message_type="train")
         strategy.aggregate_train(1, [Message(record, reply_to=question)])
     assert rounds == [1, 1] and rows[7] == 12 and rows.get(8, 0) == 0
+
+
+def test_a_hostile_delta_is_refused_and_changes_nothing():
+    world = digits(rounds=10, rows=900)
+    own = {weight.name: world.model.get_parameter(weight.name) for weight in changed_weights(world.model, "head")}
+    lies = {
+        "NaN": lambda weight: weight * math.nan,
+        "longer than the weights": lambda weight: weight * 1e3,
+        "is of shape": lambda weight: weight[:1],
+        "would harm": lambda weight: -weight,
+    }
+    for why, make in lies.items():
+        plugged, grid = plug(world.model), world.grid()
+        contact = world.contact(grid)
+        store = fedup.collect(world.model, contact, statistics="moments")
+        before = copy.deepcopy(store.total)
+        arrays = {name: make(weight.detach()) for name, weight in own.items()}
+        grid.spoil = spoiling(
+            lambda reply, arrays=arrays: changed(reply, {"outcome": "fitted"}, **arrays), kind="delta"
+        )
+        with pytest.raises((ContactError, HarmError), match=why):
+            unlearn(plugged, store, world.samples(c2=30), clients=contact, config=FilterConfig(filter="delta"))
+        assert plugged.served is None and store.total == before, why

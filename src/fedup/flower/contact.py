@@ -56,7 +56,7 @@ class GridContact(ReachedNodes):
     `RunServer` takes care of this, and keeps answers in its run folder where the contact has no folder.
 
     Where the model has several labels for a row, or values, set `targets` before the first question ("labels",
-    "values"); `num_classes` is the number of outputs then. Hostile nodes are not compared with each other there.
+    "values"); `num_classes` is the number of outputs then. Nodes are compared in rows and length only there.
 
     `declared_rows` may hold, by node, the rows that it said it trained on (`fedup.flower.declared_rows`): moments of
     more rows are refused.
