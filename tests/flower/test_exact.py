@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.cli._in_process import ok as fedup_command
 from tests.flower._contact import spoiling
-from tests.flower._grid import FIRST, World, changed, digits
+from tests.flower._grid import FIRST, World, changed, digits, told
 from tests.flower.exact_app.exactly import task
 
 import fedup
@@ -165,15 +165,18 @@ def test_in_exact_mode_a_node_with_wrong_labels_is_found_by_its_features_and_no_
     small = replace(whole, x=whole.x[..., ::2, ::2].contiguous())
     world = World(small, blank(), small.x)
     rows = world.rows(liar)
-    for lie, found in ((None, False), ({"labels": 0}, True), ({"shortened": len(rows)}, False)):
-        grid = world.grid(model=blank)
-        if lie == {"labels": 0}:
+
+    def all_shortened(reply):
+        return changed(reply, {"shortened": sum(count for _, count in told(reply).details["rows"])})
+
+    for lie in ("none", "class 0", "all shortened"):
+        grid, found = world.grid(model=blank), lie == "class 0"
+        if lie == "class 0":
             data = world.federation.x[rows], torch.zeros_like(world.federation.y[rows])
             grid.apps[FIRST + liar] = world.app(liar, model=blank, data=lambda context, data=data: data)
-        elif lie is not None:
-            kind = MomentsQuestion.kind
-            grid.spoil = spoiling(lambda reply, lie=lie: changed(reply, lie), FIRST + liar, kind)
+        if lie == "all shortened":
+            grid.spoil = spoiling(all_shortened, FIRST + liar, MomentsQuestion.kind)
         for keep in ("clients", "cohort"):
             contact = world.contact(grid, blank())
             learn_head(blank()[0], contact, num_classes=10, keep=keep)
-            assert set(contact.flagged) == ({FIRST + liar} if found else set()), (lie, keep)
+            assert set(contact.flagged) == set(contact.left_out) == ({FIRST + liar} if found else set()), (lie, keep)
