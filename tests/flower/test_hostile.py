@@ -25,6 +25,7 @@ from fedup.clients.private_centroids import PrivateCentroidsQuestion
 from fedup.errors import BudgetError, ContactError, DataError, HarmError
 from fedup.filters.delta import changed_weights
 from fedup.flower import Intake, declared_rows, messaging
+from fedup.flower.answer_log import AnswerLog
 from fedup.flower.wire import Answer, read_answer, read_ask
 from fedup.statistics.moment_store import MomentStore
 
@@ -328,3 +329,19 @@ def test_a_hostile_delta_is_refused_and_changes_nothing():
         with pytest.raises((ContactError, HarmError), match=why):
             unlearn(plugged, store, world.samples(c2=30), clients=contact, config=FilterConfig(filter="delta"))
         assert plugged.served is None and store.total == before, why
+
+
+def test_a_large_answer_is_kept_on_disk_without_a_copy_of_it_in_memory(tmp_path):
+    """Else one long reply of a hostile node takes several times its size."""
+    arrays = {"vectors": torch.rand(2000, 1000), "flags": torch.ones(3, dtype=torch.bool), "none": torch.zeros(0, 5)}
+    log, answer = AnswerLog(tmp_path / "answers"), Answer("ok", "base", {"client": 1}, arrays, size=8_000_000)
+    tracemalloc.start()
+    log.put("large", answer)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+    log.put("small", Answer("ok", "base", {}, {"one": torch.tensor(7)}))
+    again = AnswerLog(tmp_path / "answers")
+    assert again.keys == ["large", "small"] and again.get("small").arrays["one"] == 7
+    kept = again.get("large")
+    assert kept.arrays.keys() == arrays.keys() and kept.details == answer.details and kept.size == answer.size
+    assert all(torch.equal(kept.arrays[name], tensor) for name, tensor in arrays.items())
