@@ -7,9 +7,11 @@ import pytest
 from hypothesis import Phase, settings
 from tests._absent import Absent
 from tests.cli._in_process import ok as fedup
-from tests.flower._grid import FIRST, Clock, digits
+from tests.flower._contact import ODD, refused, spoiling, untouched
+from tests.flower._grid import FIRST, Clock, changed, digits, told
 
-from fedup import Forget
+from fedup import Forget, Terms, collect, finish_pending, plug, unlearn
+from fedup.clients.moments import MomentChangeQuestion, _from_bytes, _to_bytes
 from fedup.flower import Policy, RunServer, messaging
 from fedup.run.answer import Limits
 from fedup.statistics.centroids import CentroidConfig
@@ -90,3 +92,25 @@ def test_a_node_that_is_away_blocks_nobody_and_its_part_is_shown_until_it_is_bac
     assert "sound" in fedup("verify", "--run", path).out
     messages = contact.traffic.messages
     assert server.finish_pending(contact).requests == [] and contact.traffic.messages == messages
+
+
+def times_three(reply):
+    """As if what leaves were three times as long: then what stays are sums of no rows."""
+    arrays, powers = told(reply).arrays, {"leaving/sums": 3, "leaving/by_class": 9}
+    own = {name: _from_bytes(arrays, name, tuple(arrays[name].shape[:-1])) for name in powers if name in arrays}
+    return changed(reply, **{name: _to_bytes(powers[name] * numbers) for name, numbers in own.items()})
+
+
+@pytest.mark.parametrize(
+    ("kind", "lie"), [("labels", refused), (MomentChangeQuestion.kind, times_three), ("labels", None)]
+)
+def test_a_part_that_was_pending_and_is_answered_with_nonsense_stays_pending_and_holds_up_no_other(kind, lie):
+    grid, plugged = WORLD.grid(policy=Policy(few_rows=True)), plug(WORLD.model)
+    contact = WORLD.contact(grid, retries=0)
+    store = collect(WORLD.model, contact, statistics="moments")
+    options = {"clients": contact, "force": True, "terms": Terms(measure=False)}
+    grid.spoil = lambda node, reply: None if node in (ODD, ODD - 1) else reply
+    assert unlearn(plugged, store, WORLD.samples(c1=12, c2=12), **options).pending.keys() == {1, 2}
+    grid.spoil = untouched if lie is None else spoiling(lie, kind=kind)
+    left = set() if lie is None else {ODD - FIRST}
+    assert finish_pending(plugged, store, **options).pending.keys() == left == set(store.clients_out)

@@ -2,19 +2,24 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tests.cli._in_process import ok as fedup_command
-from tests.flower._grid import FIRST, World, digits
+from tests.flower._contact import spoiling
+from tests.flower._grid import FIRST, World, changed, digits, told
 from tests.flower.exact_app.exactly import task
 
 import fedup
 from fedup import Forget, HeadModel, learn_head, with_blank_head
+from fedup.clients.moments import MomentsQuestion
 from fedup.errors import ContactError
 from fedup.flower import HeadServer, Policy
 from fedup.request import union
 from fedup.tasks.backbones import load_backbone
+from fedup.tasks.recipe import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +156,27 @@ def test_in_flowers_simulation_totals_are_those_learned_without_the_data_in_proc
     for own in found:
         without = task.federation().without(union(map(Forget.from_json, own["requests"])))
         assert own["totals"] == learn_head(task.backbone(), without, num_classes=task.CLASSES).totals_hash()
+
+
+def test_in_exact_mode_a_node_with_wrong_labels_is_found_by_its_features_and_no_lie_about_the_grid_ends_it():
+    """The head is blank, so that it is no witness: it answers class 0 to everything."""
+    recipe, liar = Recipe.suited_to("digits", rounds=0, clients=8, partition="dirichlet:1"), 1
+    whole = recipe.federation(recipe.load())
+    small = replace(whole, x=whole.x[..., ::2, ::2].contiguous())
+    world = World(small, blank(), small.x)
+    rows = world.rows(liar)
+
+    def all_shortened(reply):
+        return changed(reply, {"shortened": sum(count for _, count in told(reply).details["rows"])})
+
+    for lie in ("none", "class 0", "all shortened"):
+        grid, found = world.grid(model=blank), lie == "class 0"
+        if lie == "class 0":
+            data = world.federation.x[rows], torch.zeros_like(world.federation.y[rows])
+            grid.apps[FIRST + liar] = world.app(liar, model=blank, data=lambda context, data=data: data)
+        if lie == "all shortened":
+            grid.spoil = spoiling(all_shortened, FIRST + liar, MomentsQuestion.kind)
+        for keep in ("clients", "cohort"):
+            contact = world.contact(grid, blank())
+            learn_head(blank()[0], contact, num_classes=10, keep=keep)
+            assert set(contact.flagged) == set(contact.left_out) == ({FIRST + liar} if found else set()), (lie, keep)

@@ -3,6 +3,7 @@ the same to the bit."""
 
 import copy
 import json
+import math
 import tempfile
 import tracemalloc
 from dataclasses import replace
@@ -12,16 +13,19 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.flower._contact import NODES, ODD
-from tests.flower._grid import FIRST, Clock, LocalGrid, World, changed, digits, told, with_answer
+from tests.flower._contact import NODES, ODD, spoiling
+from tests.flower._grid import FIRST, Clock, LocalGrid, World, be_inside_a_run, changed, digits, told, with_answer
 
 import fedup
-from fedup import DP, Forget, plug, unlearn
-from fedup.errors import ContactError, DataError
-from fedup.flower import Intake, messaging
+from fedup import DP, Budget, FilterConfig, Forget, Ledger, plug, unlearn
+from fedup.clients.private_centroids import PrivateCentroidsQuestion
+from fedup.errors import BudgetError, ContactError, DataError, HarmError
+from fedup.filters.delta import changed_weights
+from fedup.flower import Intake, declared_rows, messaging
+from fedup.flower.answer_log import AnswerLog
 from fedup.flower.wire import Answer, read_answer, read_ask
 from fedup.statistics.moment_store import MomentStore
 
@@ -267,3 +271,77 @@ def test_a_long_reply_is_refused_without_a_copy_of_it():
         read_answer(kept[0].content, most_bytes=16_000_000)
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     tracemalloc.stop()
+
+
+def test_what_one_node_says_that_it_has_spent_ends_no_collection_and_no_node_answers_for_another():
+    world, budgets = digits(), {None: Budget(8.0)}
+
+    def lies(node: int, reply: Message) -> Message:
+        return changed(reply, {"spent": 1e12}) if node in liars and told(reply).status == "ok" else reply
+
+    for liars in ({ODD}, set(NODES)):
+        contact = world.contact(world.grid(lies), ledger=Ledger(budgets=budgets))
+        if len(liars) > 1:  # then this server's ledger is wrong rather than they are
+            with pytest.raises(BudgetError):
+                fedup.collect(world.model, contact, privacy=DP(1.0, clip="unit"))
+            continue
+        store = fedup.collect(world.model, contact, privacy=DP(1.0, clip="unit"))
+        assert list(store.clients) == OTHERS and "its own account" in contact.left_out[ODD]
+        with pytest.raises(BudgetError, match="Client 2"):
+            contact.ask({2: PrivateCentroidsQuestion("head", DP(2.0, clip="unit"))})
+
+
+@pytest.mark.parametrize("count", [math.inf, -math.inf, math.nan, -1.0])
+def test_no_number_of_rows_that_a_node_declares_ends_a_round_of_training(count):
+    rounds = []
+
+    class Strategy:
+        def aggregate_train(self, server_round, replies):
+            rounds.append(len(replies))
+
+    be_inside_a_run()
+    rows = declared_rows(strategy := Strategy())
+    for number, own in ((7, 12), (8, count)):
+        record = RecordDict({"metrics": MetricRecord({"num-examples": own})})
+        question = Message(RecordDict(), dst_node_id=number, message_type="train")
+        strategy.aggregate_train(1, [Message(record, reply_to=question)])
+    assert rounds == [1, 1] and rows[7] == 12 and rows.get(8, 0) == 0
+
+
+def test_a_hostile_delta_is_refused_and_changes_nothing():
+    world = digits(rounds=10, rows=900)
+    own = {weight.name: world.model.get_parameter(weight.name) for weight in changed_weights(world.model, "head")}
+    lies = {
+        "NaN": lambda weight: weight * math.nan,
+        "longer than the weights": lambda weight: weight * 1e3,
+        "is of shape": lambda weight: weight[:1],
+        "would harm": lambda weight: -weight,
+    }
+    for why, make in lies.items():
+        plugged, grid = plug(world.model), world.grid()
+        contact = world.contact(grid)
+        store = fedup.collect(world.model, contact, statistics="moments")
+        before = copy.deepcopy(store.total)
+        arrays = {name: make(weight.detach()) for name, weight in own.items()}
+        grid.spoil = spoiling(
+            lambda reply, arrays=arrays: changed(reply, {"outcome": "fitted"}, **arrays), kind="delta"
+        )
+        with pytest.raises((ContactError, HarmError), match=why):
+            unlearn(plugged, store, world.samples(c2=30), clients=contact, config=FilterConfig(filter="delta"))
+        assert plugged.served is None and store.total == before, why
+
+
+def test_a_large_answer_is_kept_on_disk_without_a_copy_of_it_in_memory(tmp_path):
+    """Else one long reply of a hostile node takes several times its size."""
+    arrays = {"vectors": torch.rand(2000, 1000), "flags": torch.ones(3, dtype=torch.bool), "none": torch.zeros(0, 5)}
+    log, answer = AnswerLog(tmp_path / "answers"), Answer("ok", "base", {"client": 1}, arrays, size=8_000_000)
+    tracemalloc.start()
+    log.put("large", answer)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+    log.put("small", Answer("ok", "base", {}, {"one": torch.tensor(7)}))
+    again = AnswerLog(tmp_path / "answers")
+    assert again.keys == ["large", "small"] and again.get("small").arrays["one"] == 7
+    kept = again.get("large")
+    assert kept.arrays.keys() == arrays.keys() and kept.details == answer.details and kept.size == answer.size
+    assert all(torch.equal(kept.arrays[name], tensor) for name, tensor in arrays.items())

@@ -280,3 +280,10 @@ def test_what_a_node_does_not_hold_or_know_is_a_failure_that_says_so(world, node
     answer = Node(world, world.app(CLIENT, **with_rows(world, 3, NAN))).summarize()
     assert answer.status == "failed" and "NaN" in answer.reason
     assert str(int(world.rows(CLIENT)[3])) not in answer.reason.split()  # nothing of what it met
+
+
+def test_an_answer_is_no_longer_than_the_model_is_wide_however_often_a_server_names_a_position(world):
+    groups = row_groups(world)
+    ways = {positions: SecondMomentsQuestion("conv2", "each", positions, groups) for positions in ((0, 1), (0,) * 99)}
+    answers = {positions: Node(world, world.app(CLIENT)).answer(question) for positions, question in ways.items()}
+    assert [answer.status for answer in answers.values()] == ["ok", "failed"]

@@ -1,12 +1,18 @@
 """A node's rules and state on disk: what becomes of answers if a file is deleted, old, a link, or open to everybody."""
 
+from dataclasses import asdict
+
 import pytest
 from tests.flower._grid import digits
 from tests.flower._node import CLIENT
 from tests.flower._rules import PRIVACY, K, RuledNode, release_details, write_rules
 
+from fedup import fingerprint
+from fedup.clients.moments import MomentsQuestion
 from fedup.errors import SettingError
 from fedup.flower.rules import load_rules
+from fedup.flower.wire import Ask, row_of
+from fedup.statistics.integer_moments import MomentConfig
 
 RELEASE = "summarize privately"
 
@@ -53,6 +59,10 @@ def test_rules_behind_a_link_name_their_folder_so_that_another_link_is_no_new_ac
     real.chmod(0o666)
     with pytest.raises(SettingError, match="Everybody can write"):
         load_rules(real)
+    real.chmod(0o600)
+    tmp_path.chmod(0o777)
+    with pytest.raises(SettingError, match="put another file in their place"):
+        load_rules(real)
     node = RuledNode(digits(), real)
     assert node.ask(RELEASE, **release_details(0.5)).status == "refused" and not (tmp_path / "account").exists()
 
@@ -68,3 +78,23 @@ def test_a_node_can_insist_on_guarantees_for_persons(tmp_path):
         answers[unit] = node.ask(RELEASE, **{**details, "how": {**details["how"], "unit": unit}})
     assert answers["subject"].status == "ok" and len(node.log()) == 3  # with the question that lacked weights
     assert answers["record"].status == "refused" and "persons" in answers["record"].reason
+
+
+def test_the_same_rows_taken_for_classes_and_for_values_are_the_same_rows(tmp_path):
+    """Else two answers, each about enough rows, differ by one row."""
+    world = digits()
+    _, own = rows_of_the_largest_class(world)
+    node = RuledNode(world, write_rules(tmp_path / "rules.toml", questions=["moments", "labels"]))
+    how = asdict(MomentConfig(least_rows=1)) | {"targets": "values", "outputs": 1}
+
+    def as_values(excluded: list[int]) -> str:
+        about = {"cut": "head", "how": how, "labels": None, "without": [], "excluded": excluded, "targets": "values"}
+        about |= {"row": row_of(world.example), "num_classes": 1}
+        ask = Ask(MomentsQuestion.kind, fingerprint(world.model), about, world.model.state_dict())
+        return node.say(ask).status
+
+    assert node.moments(None, own[:K]).status == "ok"
+    assert as_values(own[: K + 1]) == as_values(own[1 : K + 1]) == "refused"
+    other = RuledNode(world, write_rules(tmp_path / "other.toml", questions=["moments", "labels"]))
+    node = other
+    assert as_values(own[: K + 1]) == "ok"  # alone it is enough

@@ -1,16 +1,23 @@
 """Models with labels or values over Flower: the store and the filter are those of the same clients in process."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 import torch
 from flwr.clientapp import ClientApp
-from tests.flower._grid import FIRST, LocalGrid
+from tests.flower._contact import spoiling
+from tests.flower._grid import FIRST, LocalGrid, changed
 from torch import nn
 
 import fedup
 from fedup import Federation, Forget, Terms, plug
 from fedup.clients.in_process import InProcess
+from fedup.clients.model_facts import ModelFacts
+from fedup.clients.moments import MomentsQuestion
 from fedup.errors import ContactError, DataError
 from fedup.flower import GridContact, mount
+from fedup.statistics.integer_moments import MomentConfig
 from fedup.targets import checked_as
 
 ROWS, WIDTH = 240, 5
@@ -78,3 +85,34 @@ def test_targets_of_another_kind_are_refused_without_a_word_of_them():
             checked_as(y, targets, 2)
     assert checked_as(torch.tensor([[0, 7]]), "values", 2).dtype == torch.float32
     assert checked_as(torch.tensor([[0.0, 1.0]]), "labels", 2).dtype == torch.bool
+
+
+@pytest.mark.parametrize("targets", ["labels", "values"])
+def test_no_lie_of_one_node_about_labels_or_values_ends_a_collection(targets):
+    federation, model = federation_of(targets), net(2)
+    config = MomentConfig(targets=targets, outputs=2)
+    lies = [{"clipped": 2**52}, {"clipped": 42}, {"shortened": 42}, {"rows": [[2, config.most_rows]]}]
+    for lie in ({}, *lies):
+        grid = grid_of(federation, as_items=False)
+        grid.spoil = spoiling(lambda reply, lie=lie: changed(reply, lie), kind="integer moments")
+        contact = GridContact(grid, model, example=federation.x[:1], num_classes=2)
+        contact.targets = targets
+        store = fedup.collect(model, contact)
+        assert set(store.clients) >= {0, 1, 3} and (store.how.bound, store.how.value_bound) == (256.0, 256.0), lie
+
+
+def test_a_label_counts_once_for_each_row():
+    """Features may be thousands of steps long, so that a sum of labels as long would pass for one of rows."""
+    federation = federation_of("labels")
+    contact = GridContact(grid_of(federation, as_items=False), net(2), example=federation.x[:1], num_classes=2)
+    contact.targets = "labels"
+    question = MomentsQuestion("2", MomentConfig(targets="labels", outputs=2))
+    ((_, own),) = contact.ask({1: question})
+    inputs, more = own.moments.width - 2, own.moments.sums.clone()
+    facts = ModelFacts(net(2), federation.x[:1], 2)
+    facts.targets = "labels"
+    more[:, inputs:] += 1
+    for moments, fits in ((own.moments, True), (replace(own.moments, sums=more), False)):
+        details, arrays = question.answer_message(replace(own, moments=moments, by_class={}))
+        with nullcontext() if fits else pytest.raises(DataError):
+            question.read({**details, "client": 1}, arrays, facts)

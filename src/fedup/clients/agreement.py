@@ -87,11 +87,12 @@ def mistaken(profiles: Mapping[int, Profile], answers: Answers | None, num_class
 
 
 def _answered(columns: Columns, answers: Answers | None) -> Tensor | None:
-    """What the last layer answers to the mean of each cell; None where nobody can say. (M,)"""
+    """What the last layer answers to the mean of each cell; None where it cannot say, as a blank one. (M,)"""
     if answers is None:
         return None
     parts = torch.arange(len(columns.node)).split(_CELLS_AT_ONCE)
-    return torch.cat([answers(columns.means(part).float()) for part in parts] or [torch.zeros(0, dtype=torch.int64)])
+    answered = torch.cat([answers(columns.means(part).float()) for part in parts] or [torch.zeros(0).long()])
+    return answered if bool((answered >= 0).any()) else None
 
 
 def _judge(columns: Columns, left: Tensor, witnesses: Tensor | None, num_classes: int) -> dict[int, tuple[float, str]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +103,28 @@ def _ask(contact: Contact, config: MomentConfig, cut: str, forget_set: Forget) -
     return (answer for _, answer in contact.ask_everyone(question, instead=instead, but=forget_set.client_ids))
 
 
+class _Scale(NamedTuple):
+    """How one client's rows fit the grid."""
+
+    rows: int
+    shortened: int  # beyond the bound
+    clipped: int  # with a value beyond its bound
+    square: float  # mean square length of features
+    values: float  # mean square of the largest value
+
+
+def of_usual_clients(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Some of the rows, and all rows, added up over clients without the quarter with the largest shares of them: a
+    quarter of the clients cannot decide what suits the others.
+
+    >>> of_usual_clients([(0, 10), (10, 10), (1, 10), (0, 10)])
+    (1, 30)
+    """
+    ordered = sorted(counts, key=lambda client: client[0] / client[1])
+    usual = ordered[: -(-3 * len(ordered) // 4)]
+    return sum(some for some, _ in usual), sum(rows for _, rows in usual)
+
+
 class StoreBuilder:
     """A store that grows with each client's answer; one answer at a time is in memory."""
 
@@ -124,7 +146,7 @@ class StoreBuilder:
         self._unsent: set[int] = set()
         self._few: dict[int, set[int]] = {}  # by class
         self._shortened, self._clipped, self._unreported = 0, 0, dict[int, int]()
-        self._scales: list[tuple[int, int, float]] = []  # of each client: rows, those beyond the bound, mean square
+        self._scales: list[_Scale] = []  # of each client with rows
         self._about: dict[str, Any] = {}
 
     def add(self, answer: ClientMoments) -> None:
@@ -147,9 +169,10 @@ class StoreBuilder:
         for label in answer.few:
             self._few.setdefault(label, set()).add(client)
         if moments.rows:
-            squares = diagonal_of(moments.second, moments.width)[: moments.width - self._config.outputs]
-            square = float(squares.sum(dtype=torch.float64)) / moments.rows
-            self._scales.append((moments.rows, answer.shortened, square))
+            squares = diagonal_of(moments.second, moments.width).double() / moments.rows
+            inputs = moments.width - self._config.outputs
+            square, values = float(squares[:inputs].sum()), max(squares[inputs:].tolist(), default=0.0)
+            self._scales.append(_Scale(moments.rows, answer.shortened, answer.clipped, square, values))
         self._shortened += answer.shortened
         self._clipped += answer.clipped
         if answer.unreported:
@@ -161,24 +184,29 @@ class StoreBuilder:
         config, total = self._config, self._total
         if total is None or not total.rows:
             return config
-        squares, inputs = diagonal_of(total.second, total.width) / total.rows, total.width - config.outputs
         if values and config.targets == "values":
-            config = replace(config, value_bound=config.value_bound * self._value_factor(squares[inputs:], total.rows))
+            config = replace(config, value_bound=config.value_bound * self._value_factor())
         if not features:
             return config
-        usual = sorted(self._scales, key=lambda client: client[1] / client[0])[: -(-3 * len(self._scales) // 4)]
-        if sum(shortened for _, shortened, _ in usual) > _SHORTENED * sum(rows for rows, _, _ in usual):
+        shortened, rows = self.usual_shortened
+        if shortened > _SHORTENED * rows:
             return replace(config, bound=8 * config.bound, step=8 * config.step)
-        if median(square for _, _, square in self._scales) ** 0.5 < _FINE * inputs**0.5:
+        if median(scale.square for scale in self._scales) ** 0.5 < _FINE * (total.width - config.outputs) ** 0.5:
             step = config.step / 8
             return replace(config, bound=min(config.bound, step * MOST_STEPS), step=step)
         return config
 
-    def _value_factor(self, squares: Tensor, rows: int) -> float:
+    @property
+    def usual_shortened(self) -> tuple[int, int]:
+        """Rows beyond the bound, and all rows, of the usual clients."""
+        return of_usual_clients([(scale.shortened, scale.rows) for scale in self._scales])
+
+    def _value_factor(self) -> float:
         """By how much another bound would suit the values better."""
-        if self._clipped > _CLIPPED * rows:
+        clipped, rows = of_usual_clients([(scale.clipped, scale.rows) for scale in self._scales])
+        if clipped > _CLIPPED * rows:
             return 16.0
-        return 1 / 16 if 0 < float(squares.max()) ** 0.5 < _FINE_VALUES else 1.0
+        return 1 / 16 if 0 < median(scale.values for scale in self._scales) ** 0.5 < _FINE_VALUES else 1.0
 
     def finish(self, **about: Any) -> MomentStore:
         """The store of all that was added."""

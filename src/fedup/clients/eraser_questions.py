@@ -139,6 +139,8 @@ class SecondMomentsQuestion(ExactQuestion[Moments | None]):
     groups: RowGroups
 
     def answer(self, data: ClientData) -> Moments | None:
+        if len(set(self.positions)) < len(self.positions):  # the answer would be of any size
+            raise DataError("A position is asked for twice.")
         moments = eraser_statistics.second_moments(
             data, self.cut, self.groups, granularity=self.over, positions=self.positions
         )

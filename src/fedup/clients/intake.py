@@ -82,6 +82,8 @@ class Intake:
         reasons = too_many_rows(profiles, self.declared_rows, self.most_rows)
         reasons |= _beyond_totals(rest(), question)
         reasons |= too_long(rest(), self.most_length)
+        if facts.targets != "classes":  # what looks like which class is not defined
+            return reasons
         exact = not isinstance(question, PrivateCentroidsQuestion)
         cut = getattr(question, "cut", "")
         answers = (lambda means: facts.answers(cut, means)) if exact else None
@@ -133,11 +135,11 @@ def _beyond_totals(profiles: Profiles, question: Question[Any]) -> dict[int, str
 
 def profile_of(question: Question[Any], answer: Any, facts: ModelFacts) -> Profile | None:
     """What an answer claims by class; None for other questions. Raises DataError if the answer contradicts itself."""
-    if isinstance(question, MomentsQuestion | MomentChangeQuestion) and question.config.targets != "classes":
-        return None
     if isinstance(question, MomentsQuestion):
         _check_counts(answer, question.config)
         return _of_moments(answer, question.config)
+    if isinstance(question, MomentChangeQuestion) and question.config.targets != "classes":
+        return None
     if isinstance(question, MomentChangeQuestion):
         leaving, returning = answer
         for part in answer:
@@ -164,25 +166,24 @@ def _of_means(means: Iterable[Tensor]) -> Profile:
 
 def _check_counts(answer: ClientMoments, config: MomentConfig) -> None:
     require(answer.shortened <= answer.moments.rows, "it shortened more rows than it has")
-    most = max(config.least_rows, _MOST_HELD_BACK) * len(answer.few)
+    groups = len(answer.few) if config.targets == "classes" else 1
+    most = max(config.least_rows, _MOST_HELD_BACK) * groups
     require(answer.unreported <= most, "it holds back more rows than classes with few rows have")
 
 
 def _of_moments(answer: ClientMoments, config: MomentConfig) -> Profile:
     moments = answer.moments
-    held = moments.counts.nonzero().flatten()
+    held, inputs = moments.counts.nonzero().flatten(), moments.width - config.outputs
     rows = moments.counts[held].double()
-    means = moments.sums[held].double() * config.step / rows[:, None]
-    lengths = [
-        _rms(moments.second, moments.width, moments.rows, config),
-        *(_rms(second, moments.width, int(moments.counts[c]), config) for c, second in answer.by_class.items()),
-    ]
+    means = moments.sums[held, :inputs].double() * config.step / rows[:, None]
+    parts = [(moments.second, moments.rows), *((own, int(moments.counts[c])) for c, own in answer.by_class.items())]
+    lengths = [_rms(diagonal_of(second, moments.width)[:inputs], count, config) for second, count in parts]
     return Profile(tuple(held.tolist()), rows, means.float(), max(lengths), torch.zeros(len(held)))
 
 
-def _rms(second: Tensor, width: int, rows: int, config: MomentConfig) -> float:
-    """The root mean square length of the rows that second moments are of."""
-    return config.step * float((diagonal_of(second, width).double().sum() / max(rows, 1)).sqrt())
+def _rms(squares: Tensor, rows: int, config: MomentConfig) -> float:
+    """The root mean square length of rows, from the sums of their features' squares."""
+    return config.step * float((squares.double().sum() / max(rows, 1)).sqrt())
 
 
 def _of_centroids(summary: Summary, question: CentroidsQuestion, facts: ModelFacts) -> Profile:

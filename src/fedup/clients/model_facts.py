@@ -42,10 +42,12 @@ class ModelFacts:
 
     @torch.no_grad()
     def answers(self, cut: str, features: Tensor) -> Tensor:
-        """The classes that the model answers to features at a cut. (N,)"""
+        """The classes that the model answers to features at a cut; -1 where it scores all alike, as a blank head does.
+        (N,)"""
         if cut not in self._tails:
             self._tails[cut] = flat_tail(shared_view(self._model, frozen=True), cut, self.features(cut).shape)
-        return self._tails[cut](features.to(self._example.device)).argmax(1).cpu()
+        scores = self._tails[cut](features.to(self._example.device))
+        return torch.where(scores.amax(1) > scores.amin(1), scores.argmax(1), -1).cpu()
 
     def projected(self, cut: str, dp: DP) -> int:
         """Numbers of a row's features at a cut once they are projected under a guarantee."""

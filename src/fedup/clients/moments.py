@@ -17,9 +17,11 @@ from fedup.errors import DataError, RequestError
 from fedup.federation import check_samples
 from fedup.models.features import FeatureReader
 from fedup.statistics.integer_moments import (
+    VALUE_STEPS,
     IntegerMoments,
     MomentConfig,
     class_sums,
+    diagonal_of,
     one_class,
     retained_mask,
     row_groups,
@@ -285,7 +287,7 @@ def _read(
     few = checks.whole_set(details, "few")
     require(all(0 <= label < classes for label in few), "a label is out of range")
     require(not few & rows.keys(), "a class is reported, and has too few rows to be")
-    require(shortened <= sum(rows.values()), "more rows were shortened than it reports")
+    require(max(shortened, clipped) <= sum(rows.values()), "more rows were shortened or cut off than it reports")
     held = list(rows)
     counts, sums = torch.zeros(classes, dtype=torch.int64), torch.zeros(classes, width, dtype=torch.int64)
     places = torch.tensor(held, dtype=torch.int64)
@@ -301,11 +303,22 @@ def _read(
         moments, of_classes = IntegerMoments(counts, sums, _from_bytes(arrays, "second", (triangle,))), {}
     if not again:
         moments.check(config)
+        _check_targets(moments, config)
         of_features = moments.sums[:, :inputs], moments.second[: inputs * (inputs + 1) // 2]
         negative = features.nonnegative and any(int(part.min()) < 0 for part in of_features)
         require(not negative, "sums of features are below 0 where none can be")
     about = shortened, unreported, few, clipped, features.shape, features.nonnegative
     return ClientMoments(checks.client_number(details), moments, of_classes, *about)
+
+
+def _check_targets(moments: IntegerMoments, config: MomentConfig) -> None:
+    """Raise where the columns of targets are not those of any rows: features may be far longer than a target."""
+    if config.targets == "classes":
+        return
+    inputs, most = moments.width - config.outputs, 1 if config.targets == "labels" else VALUE_STEPS
+    sums, squares = moments.sums.sum(0)[inputs:], diagonal_of(moments.second, moments.width)[inputs:]
+    fits = bool((sums.abs() <= moments.rows * most).all()) and bool((squares <= moments.rows * most**2).all())
+    require(fits and (most > 1 or torch.equal(sums, squares)), "its targets are larger than any row has")
 
 
 def _sends_classes(config: MomentConfig, held: int, rows: int, width: int) -> bool:

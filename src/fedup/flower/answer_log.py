@@ -18,6 +18,7 @@ from fedup.flower.wire import Answer
 
 _HEAD = struct.Struct("<4sHIQ32s")  # magic, bytes of the key, of the header and of the numbers, sha256 of all three
 _MAGIC = b"FUPA"
+_COPIED_BYTES = 2**16  # of arrays: larger ones are written one by one
 _SYNCED_BYTES = 2**25  # at most so much is lost in a power cut; nothing is if only the process dies
 
 
@@ -51,15 +52,16 @@ class AnswerLog:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._open()
             assert self._file is not None
-            place, content = self._file.seek(0, os.SEEK_END), _record(key, answer)
+            place, parts = self._file.seek(0, os.SEEK_END), _record(key, answer)
             try:
-                left = memoryview(content)
-                while left:  # a disk that is nearly full takes some of it first
-                    left = left[self._file.write(left) :]
+                for part in parts:
+                    left = memoryview(part)
+                    while left:  # a disk that is nearly full takes some of it first
+                        left = left[self._file.write(left) :]
             except OSError:
                 self._file.truncate(place)
                 raise
-            self._places[key], self._unsynced = place, self._unsynced + len(content)
+            self._places[key], self._unsynced = place, self._unsynced + sum(map(len, parts))
             if self._unsynced >= _SYNCED_BYTES:
                 self.sync()
 
@@ -91,13 +93,22 @@ class AnswerLog:
                 self._file.truncate(end)
 
 
-def _record(key: str, answer: Answer) -> bytes:
+def _record(key: str, answer: Answer) -> list[bytes | memoryview]:
+    """The parts of a record: one, or where arrays are large those without a copy."""
     arrays = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in answer.arrays.items()}
     about = [[name, array.dtype.name, array.shape] for name, array in arrays.items()]
     plain = {"base": answer.base, "details": dict(answer.details), "size": answer.size, "arrays": about}
-    parts = [key.encode(), json.dumps(plain).encode(), b"".join(array.tobytes() for array in arrays.values())]
-    digest = hashlib.sha256(b"".join(parts)).digest()
-    return b"".join([_HEAD.pack(_MAGIC, *map(len, parts), digest), *parts])
+    texts, bodies = [key.encode(), json.dumps(plain).encode()], [_bytes_of(array) for array in arrays.values()]
+    digest, body = hashlib.sha256(b"".join(texts)), sum(map(len, bodies))
+    for part in bodies:
+        digest.update(part)
+    head = _HEAD.pack(_MAGIC, *map(len, texts), body, digest.digest())
+    parts: list[bytes | memoryview] = [head, *texts, *bodies]
+    return parts if body > _COPIED_BYTES else [b"".join(parts)]
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _head_at(file: int, place: int, size: int) -> tuple[str, int] | None:

@@ -56,7 +56,7 @@ class GridContact(ReachedNodes):
     `RunServer` takes care of this, and keeps answers in its run folder where the contact has no folder.
 
     Where the model has several labels for a row, or values, set `targets` before the first question ("labels",
-    "values"); `num_classes` is the number of outputs then. Hostile nodes are not compared with each other there.
+    "values"); `num_classes` is the number of outputs then. Nodes are compared in rows and length only there.
 
     `declared_rows` may hold, by node, the rows that it said it trained on (`fedup.flower.declared_rows`): moments of
     more rows are refused.
@@ -234,12 +234,14 @@ class GridContact(ReachedNodes):
         for node in taken:
             self._messenger.left_out.pop(node, None)
         missing = {node: ask for node, ask in asks.items() if node not in taken}
-        self._check_budgets(missing, asked_before)
+        spent = self._check_budgets(missing, asked_before, bound=clients)
+        missing = {node: ask for node, ask in missing.items() if node not in spent}
         try:
             return taken | self._messenger.wave(
                 missing, lambda node, answer: self._take(node, asks[node], answer, clients.get(node))
             )
         finally:
+            self._messenger.leave_out(spent)
             self._cache.sync()
 
     def _ask(self, question: Question[Any]) -> Ask:
@@ -250,21 +252,34 @@ class GridContact(ReachedNodes):
         details |= {TARGETS: self.targets} if self.targets != "classes" else {}
         return Ask(question.kind, self._messenger.base, details, arrays=arrays, question=question)
 
-    def _check_budgets(self, asks: Mapping[int, Ask], asked_before: Collection[int]) -> None:
-        """Raise if a budget forbids a question. A release that was paid for and never arrived costs nothing."""
+    def _check_budgets(
+        self, asks: Mapping[int, Ask], asked_before: Collection[int], *, bound: Collection[int]
+    ) -> dict[int, str]:
+        """Raise if a budget forbids a question. A release that was paid for and never arrived costs nothing.
+
+        Returns the nodes, few and not `bound` to answer, that cannot afford it by their own word alone, and that in
+        words: what one node says that it has spent must not end a collection.
+        """
         if not self.ledger.budgets or not asks:
-            return
+            return {}
         if not asks.keys() <= self._accounts.clients.keys():  # budgets belong to clients: first learn who the nodes are
             self._greet()
-        questions = {}
+        questions, spent = {}, dict[int, str]()
         for client in self.clients:
             node = self._accounts.nodes[client]
             question = asks[node].question if node in asks else None
             price = question.dp.mu**2 if isinstance(question, PrivateQuestion) else math.inf
-            paid = node in asked_before and self.ledger.uncovered(client) >= price * (1 - 1e-9)
+            said = self.ledger.uncovered(client)  # by its own word, beyond what came
+            paid = node in asked_before and said >= price * (1 - 1e-9)
             if question is not None and not paid:
                 questions[client] = question
-        check_budgets(self.ledger, questions)
+                if self.ledger.affords(client, price - said) and not self.ledger.affords(client, price):
+                    spent[node] = "by its own account it has spent more than came here, and its budget"
+        spent = {node: why for node, why in spent.items() if node not in bound}
+        if len(spent) > self._intake.most_excused(len(asks)):  # then it is rather this server that knows too little
+            spent = {}
+        check_budgets(self.ledger, {c: own for c, own in questions.items() if self._accounts.nodes[c] not in spent})
+        return spent
 
     def _arrived_together(self, arrivals: Sequence[Arrival]) -> None:
         """Count and charge answers before any of them is looked at: with a run folder in one event."""

@@ -1,5 +1,6 @@
 """Rows that nodes say they train on, noted during training: statistics of more rows are refused later."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,7 +21,8 @@ def declared_rows(strategy: Strategy, key: str = "num-examples") -> dict[int, in
         replies = list(replies)
         for reply in replies:
             for metrics in reply.content.metric_records.values() if reply.has_content() else ():
-                if isinstance(count := metrics.get(key), int | float):
+                count = metrics.get(key)
+                if isinstance(count, int | float) and math.isfinite(count):  # else the node has declared nothing
                     node = reply.metadata.src_node_id
                     rows[node] = max(int(count), rows.get(node, 0))
         return aggregate(server_round, replies)

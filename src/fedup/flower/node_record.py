@@ -179,13 +179,13 @@ class NodeRecord:
         return tensors["rows"].numpy(), tensors["groups"].numpy(), divisions
 
     def _keys(self, x: Tensor, y: Tensor) -> np.ndarray:
-        """A number for each row, from its content and label: apps may name and order rows differently. Equal rows are
-        told apart by counting them."""
+        """A number for each row, from its content and targets: apps may name and order rows differently, and a question
+        may take the same targets for classes or for values. Equal rows are told apart by counting them."""
         seen: dict[bytes, int] = {}
         keys = np.empty(len(y), dtype=np.int64)
         rows = x.cpu().float() if x.dtype == torch.bfloat16 else x.cpu()  # which numpy does not know
-        for place, (row, label) in enumerate(zip(rows.numpy(), y.cpu().tolist(), strict=True)):
-            content = self._hash(row.tobytes() + str(label).encode())
+        for place, (row, target) in enumerate(zip(rows.numpy(), y.cpu().tolist(), strict=True)):
+            content = self._hash(row.tobytes() + _as_text(target).encode())
             again = seen[content] = seen.get(content, -1) + 1
             key = self._hash(content + str(again).encode()) if again else content
             keys[place] = int.from_bytes(key, "little", signed=True)
@@ -194,6 +194,16 @@ class NodeRecord:
     def _hash(self, content: bytes) -> bytes:
         """With a secret of this node: whoever has the record alone cannot try rows."""
         return hashlib.blake2b(content, key=self._salt, digest_size=8).digest()
+
+
+def _as_text(target: float | list[float]) -> str:
+    """A row's targets, the same whether they are taken for classes, labels or values.
+
+    >>> _as_text(3), _as_text([3.0]), _as_text([True, 0.5])
+    ('3', '3', '1 0.5')
+    """
+    numbers = target if isinstance(target, list) else [target]
+    return " ".join(str(int(number)) if number == int(number) else str(number) for number in numbers)
 
 
 def _new() -> dict[str, Any]:

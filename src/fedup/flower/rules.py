@@ -157,6 +157,7 @@ def load_rules(path: Path) -> Rules:
     try:
         with path.open("rb") as file:
             mode, content = os.fstat(file.fileno()).st_mode, file.read()
+        around = path.resolve().parent.stat().st_mode
         plain = tomllib.loads(content.decode())
     except (OSError, ValueError) as error:
         raise SettingError(
@@ -165,6 +166,11 @@ def load_rules(path: Path) -> Rules:
     if mode & stat.S_IWOTH:
         raise SettingError(
             f"Everybody can write to the rules {path}: anybody could open this node. Run chmod o-w {path}."
+        )
+    if around & stat.S_IWOTH and not around & stat.S_ISVTX:
+        raise SettingError(
+            f"Everybody can write to the folder of the rules {path}, and put another file in their place. Run "
+            f"chmod o-w {path.resolve().parent}."
         )
     if plain.pop("format", None) != FORMAT:
         raise SettingError(f"{path} is not of format {FORMAT}. Write a new file with `fedup node-rules`.")

@@ -92,15 +92,22 @@ def _added(tallied: Iterable[Counts]) -> dict[int, Paired]:
 
 
 def check_recall(
-    recalls: Mapping[int, Recall], forget_set: Forget, *, max_class_loss: float, targets: Targets = "classes"
+    recalls: Mapping[int, Recall],
+    forget_set: Forget,
+    *,
+    max_class_loss: float,
+    targets: Targets = "classes",
+    decisive: Mapping[int, int] | None = None,
 ) -> None:
-    """Raise if a class that nobody asked to forget would lose more than `max_class_loss` points."""
+    """Raise if a class that nobody asked to forget would lose more than `max_class_loss` points; `decisive` has, by
+    class, the client whose counts alone make it so."""
     beyond = {label: recall for label, recall in recalls.items() if recall.loss > max_class_loss + 1e-9}
     harmed = {label: recall for label, recall in beyond.items() if label not in forget_set.class_ids}
     if harmed:
         losses = "; ".join(
             f"{OUTPUT[targets]} {label} would lose {recall.loss:.1f} points of {MEASURE[targets]} on retained rows "
-            f"({recall.before:.3f} → {recall.after:.3f})"
+            f"({recall.before:.3f} → {recall.after:.3f}"
+            + (f"; not without the counts of client {decisive[label]})" if decisive and label in decisive else ")")
             for label, recall in sorted(harmed.items(), key=lambda pair: -pair[1].loss)
         )
         raise HarmError(

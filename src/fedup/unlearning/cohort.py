@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fedup.artifacts import load_tensors, save_tensors
+from fedup.clients.collect_moments import of_usual_clients
 from fedup.clients.moments import ClientMoments, MomentsQuestion
 from fedup.clients.protocol import Contact
 from fedup.errors import ArtifactError, ContactError, DataError, FingerprintError, RequestError
@@ -104,7 +105,7 @@ class CohortModel(ExactModel):
                 total, hashes[client] = total + answer.moments, message_hash(client, answer.moments, cohort.config)
                 shortened, unreported = shortened + answer.shortened, unreported + answer.unreported
                 report.note_contact(client)
-        check_shortened(shortened, total.rows, cohort.config)
+        check_shortened(shortened - cohort.shortened, total.rows - cohort.total.rows, cohort.config)
         self._serve(replace(cohort, total=total, hashes=hashes, shortened=shortened, unreported=unreported), report)
         report.traffic = contact.traffic - before
         return report
@@ -221,14 +222,16 @@ def learn_cohort(
     """One round; each message is added to the totals and then dropped, but for its hash."""
     before = contact.traffic
     total, hashes, shortened, unreported = IntegerMoments.zeros(num_classes, backbone.width), {}, 0, 0
+    by_client = list[tuple[int, int]]()
     with torch.inference_mode(False):
         for client, answer in contact.ask_everyone(MomentsQuestion(HEAD, config)):
             total = total + answer.moments
             hashes[client] = message_hash(client, answer.moments, config)
             shortened, unreported = shortened + answer.shortened, unreported + answer.unreported
+            by_client += [(answer.shortened, answer.moments.rows)] if answer.moments.rows else []
     if not total.rows:
         raise DataError("No client has rows: there is nothing to learn from.")
-    check_shortened(shortened, total.rows, config)
+    check_shortened(*of_usual_clients(by_client), config)
     base = fingerprint(with_blank_head(backbone, num_classes))
     cohort = Cohort(total, config, base, hashes, set(), shortened, unreported, contact.traffic - before)
     return CohortModel(backbone, cohort, rule=rule, cache=cache)

@@ -221,7 +221,8 @@ class HeadModel(ExactModel):
 
     def _take(self, grown: MomentStore, contact: Contact, report: Report, before: Traffic) -> Report:
         """Serve a store that has grown; the one so far stays where that fails."""
-        check_shortened(grown.shortened, grown.total.rows, grown.config)
+        known = self.store
+        check_shortened(grown.shortened - known.shortened, grown.total.rows - known.total.rows, grown.config)
         kept, self.store = self.store, grown
         try:
             served = self._serve(self.requests, contact, keep_sealed=False, force=True)

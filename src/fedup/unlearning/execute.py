@@ -146,6 +146,7 @@ class Execution:
         report.class_recall, report.centroids_used = chosen.recalls, chosen.centroids_used
         self._measurement.counted, self._eraser_parts = chosen.counted, eraser.parts
         limits: Any = {"max_class_loss": plan.terms.max_class_loss, "targets": store.targets}
+        limits["decisive"] = self._measurement.decisive
         plan.allow(lambda: check_recall(chosen.recalls, forget_set, **limits), report)
         self._note_choice(candidates[0].served, chosen, forget_set)
         return chosen.served

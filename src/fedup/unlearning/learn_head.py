@@ -95,5 +95,5 @@ def learn_head(
     cache.save()
     store.traffic = contact.traffic - before
     store.bytes_up = dict(store.traffic.by_client)
-    check_shortened(store.shortened, store.total.rows, config)
+    check_shortened(*builder.usual_shortened, config)
     return HeadModel(backbone, store, rule=rule, cache=cache)

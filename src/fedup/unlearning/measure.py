@@ -11,6 +11,7 @@ from fedup.serving.plugged import Served
 from fedup.statistics.tally import RowsToCount, Tally
 from fedup.unlearning.class_recall import Recall, recall_from_tallies
 from fedup.unlearning.fits import Fit
+from fedup.unlearning.outvoted import weighed, without_single_words
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
 from fedup.unlearning.target_fit import TargetFit
@@ -32,6 +33,7 @@ class Measurement:
     def __init__(self, plan: RequestPlan, report: Report, fit: Fit) -> None:
         self._plan, self._report, self._fit = plan, report, fit
         self.counted: Counted | None = None  # of the last candidate
+        self.decisive: Mapping[int, int] = {}  # by class that a client's counts alone lose too much: that client
         self.trusted: PlacedEraser | None = None  # one that was checked before
 
     def applies(self, new: Collection[Forget]) -> bool:
@@ -83,6 +85,16 @@ class Measurement:
 
     def _counted_recall(self, candidate: Served, requests: frozenset[Forget]) -> dict[int, Recall]:
         store, tallies = self._plan.centroids, self._tallies(candidate, requests)
+        if store.targets == "classes":
+            may_go = union(candidate.requests).class_ids
+            outvoted = without_single_words(tallies, self._plan.terms.max_class_loss, may_go)
+            tallies, self.decisive = outvoted.tallies, outvoted.decisive
+            for client, losses in outvoted.alone.items():
+                lost = ", ".join(f"{label} ({loss:.0f} points)" for label, loss in sorted(losses.items()))
+                self._report.note(
+                    f"Client {client} alone counts a loss of class {lost}, and all others count none beyond what is "
+                    "allowed: its counts of these are set aside."
+                )
         return recall_from_tallies(list(tallies.values()), store.targets, store.num_classes)
 
     def _outputs_in_use(self, forget_set: Forget) -> set[int]:
@@ -148,7 +160,8 @@ class Measurement:
         self._report.clients_counting += clients
         before = before if before is not None else self._plan.plugged.served
         questions = {client: TallyQuestion(before, candidate, rows.to(client)) for client in clients}
-        tallies = dict(contact.ask(questions, optional=clients))
+        class_parts = {class_part(request) for request in requests}
+        tallies = weighed(dict(contact.ask(questions, optional=clients)), self._plan.centroids, class_parts)
         for client in clients:
             if client not in tallies:
                 self._report.note(f"Client {client} counted no answers: {contact.silent[client]}")

@@ -117,9 +117,13 @@ def not_measured(why: str) -> Verdict:
 
 
 def never_answered(verdict: Verdict) -> Verdict:
-    """The verdict on classes that a filter answers with for no input: few rows, or none, cannot put that in doubt."""
+    """The verdict on classes that a filter answers with for no input: no counts, few or wrong, can put that in
+    doubt."""
+    why = "the filter answers with the class for no input at all"
     if verdict.finding == "not measured":
-        return Verdict("forgotten", "", why="the filter answers with the class for no input at all")
+        return Verdict("forgotten", "", why=why)
+    if verdict.statistic is not None and verdict.statistic.after > 0:
+        return replace(verdict, finding="forgotten", why=f"{why}, although clients have counted such answers")
     return replace(verdict, finding="forgotten") if verdict.finding == "too few rows" else verdict
 
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -49,7 +50,8 @@ STATISTICS: dict[str, dict[str, Any]] = {
     "DP, ε = 8": {"privacy": DP(8.0, clip="unit", replay_seed=0)},
 }
 CENTROIDS, MOMENTS, PRIVATE = STATISTICS
-SEEDS = (0, 1, 2, 3, 4)  # of federations, and of noise: one class of one of them has 80 test rows or so
+SEEDS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)  # of federations: one class of one of them has 80 test rows or so
+DRAWS = 8  # of noise, under differential privacy: in one of them a class moves by some points by chance
 SAMPLES = 21  # of its own, that a node asks to forget
 HONEST, ABSENT, ADAPTIVE, CONTROL = "honest", "absent", "adaptive", "control"
 OTHER_NOISE = "honest, other noise"
@@ -64,22 +66,27 @@ class Hostile:
     nodes: Mapping[int, Falsify] = field(default_factory=dict)
     kind: str = "fixed"
     samples: bool = False  # whether the request is for samples of the hostile node itself
+    noise: int = 0  # seed of the first draw of noise, where there is any
+    control: str = ""  # the name of the attack that this one is compared with
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a hostile node did to the others."""
+    """What a hostile node did to the others: figures are means over draws of noise, where there is noise."""
 
     attack: str
     kind: str
     statistics: str
     retained_accuracy: float | None  # of the model that is served; None if the server could not go on
-    worst_class_loss: float | None  # points, against honest nodes
+    worst_class_loss: float | None  # points of mean recall, against honest nodes
     memory_bytes: int  # at most, beyond what was taken before, with all replies there
-    named: bool  # whether the server says which node it was
-    left_out: bool
-    refused: bool  # the request; the original model is served
+    named: bool  # whether the server says which node it was, in every draw
+    left_out: bool  # in every draw
+    refused: bool  # the request, in any draw; the original model is served
     said: str = ""  # what the server says of it
+    accuracies: tuple[float, ...] = ()  # of each draw
+    losses: tuple[float, ...] = ()  # of each draw: its own worst class, against honest nodes in the same draw
+    loss_error: float | None = None  # standard error of the worst class's mean loss
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,7 @@ class Repeat:
     attack: str
     kind: str
     statistics: str
+    control: str  # the name of the attack that this one is compared with
     retained_accuracy: tuple[float, ...]
     worst_class_loss: tuple[float, ...]  # points, each against honest nodes in the same federation
     left_out: int  # federations
@@ -100,8 +108,8 @@ def attacks_on(statistics: str, insider: Insider) -> Iterator[Hostile]:
     def one(name: str, falsify: Falsify, kind: str = "fixed") -> Hostile:
         return Hostile(name, {ATTACKER: falsify}, kind)
 
-    def rows(name: str, made: Callable[[], send.Rows], kind: str = "fixed") -> Hostile:
-        return one(name, send.rows_instead(insider, made), kind)
+    def rows(name: str, made: Callable[[], send.Rows], kind: str = "fixed", control: str = "") -> Hostile:
+        return replace(one(name, send.rows_instead(insider, made), kind), control=control)
 
     yield Hostile(HONEST, kind=HONEST)
     yield one("no answer at all", send.refusing(), ABSENT)
@@ -131,16 +139,18 @@ def attacks_on(statistics: str, insider: Insider) -> Iterator[Hostile]:
     yield one("an unknown client number", send.other_details({"client": 2**64 - 1}))
     yield one("deep JSON", send.other_text('"details": {', '"details": {"x": ' + "[" * 50_000 + "]" * 50_000 + ", "))
     yield one("a reply of 1 GB", send.long_reply(_LONG_REPLY))
-    yield rows("own rows, next label", insider.own_next_label, CONTROL)
-    yield rows("own rows, two fifths of each class flipped", insider.part_flipped, CONTROL)
-    yield rows("own rows, next label, moved until the last layer agrees", insider.disguised, ADAPTIVE)
-    longest = partial(insider.part_flipped, longest=True)
-    yield rows("own rows, two fifths of each class flipped, as long as any", longest, ADAPTIVE)
+    flipped, some = "own rows, next label", "own rows, two fifths of each class flipped"
+    yield rows(flipped, insider.own_next_label, CONTROL)
+    yield rows(some, insider.part_flipped, CONTROL)
+    yield rows(f"{flipped}, moved until the last layer agrees", insider.disguised, ADAPTIVE, flipped)
+    yield rows(f"{some}, as long as any", partial(insider.part_flipped, longest=True), ADAPTIVE, some)
     pair = {ATTACKER: insider, PARTNER: Insider.of(insider.model, insider.cut, insider.federation, PARTNER)}
     both = {client: send.rows_instead(own, own.disguised) for client, own in pair.items()}
-    yield Hostile("own rows, next label, moved until the last layer agrees, by a pair", both, ADAPTIVE)
-    held = {client: send.rows_instead(own, own.own_next_label) for client, own in pair.items()}
-    yield Hostile("own rows, next label, by a pair", held, CONTROL)
+    held, by_pair = {c: send.rows_instead(own, own.own_next_label) for c, own in pair.items()}, f"{flipped}, by a pair"
+    yield Hostile(f"{flipped}, moved until the last layer agrees, by a pair", both, ADAPTIVE, control=by_pair)
+    yield Hostile(by_pair, held, CONTROL)
+    if statistics == PRIVATE:
+        yield Hostile(OTHER_NOISE, kind=HONEST, noise=DRAWS)
     if statistics != PRIVATE:
         yield Hostile("honest, its own samples", kind=HONEST, samples=True)
         for factor, counts in ((10.0, False), (1e4, False), (-3.0, False), (2.0, True), (10.0, True)):
@@ -198,65 +208,84 @@ def _refuses(plugged: PluggedModel, store: Centroids, request: Forget, contact: 
     return False
 
 
-def measure(world: World, attack: Hostile, statistics: str, honest: list[float] | None) -> tuple[Outcome, list[float]]:
-    """Collect, answer the request, and see what became of the model; `honest` has the recalls without an attack."""
-    grid = HostileGrid(world.federation, world.blank, attack.nodes)
-    _answer(world, attack, statistics, grid)  # the nodes do their work
-    answered = _answer(world, attack, statistics, grid)
-    left_out = answered.contact.left_out
-    nodes, reasons = [FIRST + client for client in attack.nodes], {**answered.contact.flagged, **left_out}
-    said = answered.error or "; ".join(dict.fromkeys(str(reasons[node]) for node in nodes if node in reasons))
+def measure(
+    world: World,
+    attack: Hostile,
+    statistics: str,
+    honest: list[list[float]] | None,
+    *,
+    draws: int = DRAWS,
+    again: bool = True,
+) -> tuple[Outcome, list[list[float]]]:
+    """Collect, answer the request, and see what became of the model, in several draws of noise where there is noise;
+    `honest` has the recalls without an attack, a list for each draw. `again` for the memory of the server alone."""
+    grid, noise = HostileGrid(world.federation, world.blank, attack.nodes), attack.noise
+    first = _answer(world, attack, statistics, grid, noise)
+    if again:  # the nodes have done their work
+        first = _answer(world, attack, statistics, grid, noise)
+    drawn = [first]
+    for draw in range(1, draws if statistics == PRIVATE else 1):
+        drawn.append(_answer(world, attack, statistics, grid, noise + draw))
+    nodes = [FIRST + client for client in attack.nodes]
+    reasons = [{**answered.contact.flagged, **answered.contact.left_out} for answered in drawn]
+    error = next((answered.error for answered in drawn if answered.error), "")
+    said = error or "; ".join(dict.fromkeys(str(reasons[0][node]) for node in nodes if node in reasons[0]))
     about: dict[str, Any] = {
-        "memory_bytes": answered.memory_bytes,
-        "named": bool(nodes) and all(node in reasons for node in nodes),
-        "left_out": bool(nodes) and all(node in left_out for node in nodes),
-        "refused": answered.refused,
+        "memory_bytes": first.memory_bytes,
+        "named": bool(nodes) and all(node in own for own in reasons for node in nodes),
+        "left_out": bool(nodes) and all(node in answered.contact.left_out for answered in drawn for node in nodes),
+        "refused": any(answered.refused for answered in drawn),
         "said": said[:300],
     }
-    if answered.error:
+    if error:
         return Outcome(attack.name, attack.kind, statistics, None, None, **about), []
-    served = answered.served(world)
-    recalls = world.recalls(served)
-    loss = max(100 * (was - now) for was, now in zip(honest or recalls, recalls, strict=True))
-    retained = accuracy(served, world.unseen_x, world.unseen_y)
-    return Outcome(attack.name, attack.kind, statistics, retained, loss, **about), recalls
+    served = [answered.served(world) for answered in drawn]
+    recalls = [world.recalls(model) for model in served]
+    accuracies = [accuracy(model, world.unseen_x, world.unseen_y) for model in served]
+    about |= {"accuracies": tuple(accuracies), **_losses(honest or recalls, recalls)}
+    return Outcome(attack.name, attack.kind, statistics, fmean(accuracies), **about), recalls
+
+
+def _losses(honest: list[list[float]], recalls: list[list[float]]) -> dict[str, Any]:
+    """What the worst class loses: of the means over draws, and in each draw."""
+    lost = 100 * (torch.tensor(honest, dtype=torch.float64) - torch.tensor(recalls, dtype=torch.float64))  # (draws, K)
+    worst = int(lost.mean(0).argmax())
+    error = float(lost[:, worst].std() / len(lost) ** 0.5) if len(lost) > 1 else None
+    return {
+        "worst_class_loss": float(lost.mean(0)[worst]),
+        "losses": tuple(lost.amax(1).tolist()),
+        "loss_error": error,
+    }
 
 
 def measure_repeats(data: str, progress: Progress, **settings: Any) -> list[Repeat]:
-    """What adaptive nodes do in several federations, beside controls, absent nodes and other noise."""
-    figures: dict[tuple[str, str, str], list[tuple[float, float, bool]]] = {}
+    """What adaptive nodes do in several federations, beside controls, absent nodes and other noise; one draw of noise
+    in each."""
+    outcomes: dict[tuple[str, str, str, str], list[Outcome]] = {}
     for done, seed in enumerate(SEEDS):
         progress("Hostile nodes in other federations", done, len(SEEDS))
         recipe = Recipe.suited_to(data, partition=PARTITION, seed=seed, **settings)
         world = World.of(recipe, progress)
         insider = Insider.of(world.model, find_cut(world.model, recipe.cut), world.federation, ATTACKER)
         for statistics in STATISTICS:
-            honest: list[float] = []
-            for attack in _repeated(statistics, insider):
-                grid = HostileGrid(world.federation, world.blank, attack.nodes)
-                noise = seed + len(SEEDS) if attack.name == OTHER_NOISE else seed
-                answered = _answer(world, attack, statistics, grid, noise)
-                recalls = world.recalls(answered.served(world))
-                honest = honest or recalls
-                loss = max(100 * (was - now) for was, now in zip(honest, recalls, strict=True))
-                right = accuracy(answered.served(world), world.unseen_x, world.unseen_y)
-                left_out = all(FIRST + client in answered.contact.left_out for client in attack.nodes)
-                name = attack.name, attack.kind, statistics
-                figures.setdefault(name, []).append((right, loss, bool(attack.nodes) and left_out))
+            honest: list[list[float]] = []
+            for attack in attacks_on(statistics, insider):
+                if attack.kind in (HONEST, ABSENT, CONTROL, ADAPTIVE) and not attack.samples:
+                    own = replace(attack, noise=attack.noise + 2 * DRAWS * seed)
+                    outcome, recalls = measure(world, own, statistics, honest or None, draws=1, again=False)
+                    honest = honest or recalls
+                    name = attack.name, attack.kind, statistics, attack.control
+                    outcomes.setdefault(name, []).append(outcome)
     progress("Hostile nodes in other federations", len(SEEDS), len(SEEDS))
     return [
         Repeat(
-            *name, tuple(right for right, _, _ in own), tuple(loss for _, loss, _ in own), sum(out for *_, out in own)
+            *name,
+            tuple(outcome.accuracies[0] for outcome in own),
+            tuple(outcome.losses[0] for outcome in own),
+            sum(outcome.left_out for outcome in own),
         )
-        for name, own in figures.items()
+        for name, own in outcomes.items()
     ]
-
-
-def _repeated(statistics: str, insider: Insider) -> Iterator[Hostile]:
-    kinds = (HONEST, ABSENT, CONTROL, ADAPTIVE)
-    yield from (each for each in attacks_on(statistics, insider) if each.kind in kinds and not each.samples)
-    if statistics == PRIVATE:
-        yield Hostile(OTHER_NOISE, kind=HONEST)
 
 
 def _start_of_peak() -> int:
@@ -280,9 +309,9 @@ def run_hostile_nodes(
     insider = Insider.of(world.model, find_cut(world.model, recipe.cut), world.federation, ATTACKER)
     outcomes: list[Outcome] = []
     for statistics in STATISTICS:
-        honest: dict[bool, list[float]] = {}
+        honest: dict[bool, list[list[float]]] = {}
         plan = list(attacks_on(statistics, insider))
-        measure(world, plan[0], statistics, None)  # what is loaded once takes memory once
+        measure(world, plan[0], statistics, None, draws=1)  # what is loaded once takes memory once
         for done, attack in enumerate(plan):
             progress(f"Hostile nodes: {statistics}", done, len(plan))
             outcome, recalls = measure(world, attack, statistics, honest.get(attack.samples))
@@ -292,6 +321,7 @@ def run_hostile_nodes(
     return {
         "recipe": recipe.settings(),
         "policy": Intake.policy,
+        "draws": DRAWS,
         "outcomes": [asdict(outcome) for outcome in outcomes],
         "repeats": [asdict(own) for own in measure_repeats(data, progress, model=model, rounds=rounds)],
         "alarms": [asdict(alarms) for alarms in measure_alarms(progress)],
