@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from tests.flower._grid import digits
+from tests.flower._grid import FIRST, Clock, digits
+from tests.flower.test_subjects import KEY, grid_of
 
 import fedup
 from fedup import FilterConfig, Forget, MomentConfig, plug
-from fedup.flower import RunServer
+from fedup.errors import RequestError
+from fedup.flower import RunServer, messaging
 from fedup.run.answer import Limits
 
 WORLD = digits()
@@ -47,3 +49,31 @@ def test_later_answers_are_those_of_a_federation_that_never_had_the_finished_row
     assert [*there.verdicts.values()] == [*here.verdicts.values()]
     assert CLIENT not in there.clients_counting
     assert chosen == "auto" or (server.plugged().served.delta is None) == (reason == "poison")
+
+
+def test_persons_whose_rows_an_absent_node_has_not_named_are_in_no_new_base(tmp_path, monkeypatch):
+    monkeypatch.setattr(messaging, "time", Clock())  # nobody waits
+    persons = digits(rounds=6, rows=800)
+    grid, later, away = grid_of(persons), digits(1, rounds=6, rows=800).model, 2
+    server = RunServer(tmp_path / "run", persons.blank)
+    server.keep(persons.model)
+    contact = persons.contact(grid, retries=0)
+    server.collect(contact, statistics=MomentConfig())
+    there, grid.spoil = grid.spoil, lambda node, reply: None if node == FIRST + away else reply
+    asked = Forget.subjects([f"Patient-{number}" for number in range(12)], key=KEY)
+    server.unlearn(asked, contact, limits=ANY)
+    assert server.left_out.subject_tags == asked.subject_tags != server.left_out.resolved_tags  # nodes get the tags
+    with pytest.raises(RequestError, match="Client 2 has not said"):
+        server.put_retrained(later, server.state)
+    grid.spoil = there
+    fresh = persons.contact(grid, model=later)
+    server.train_on(later, fresh, server.state, rounds=1, limits=ANY, statistics=MomentConfig())
+    assert [own["client"] for own in server.state.pending] == [away]  # its statistics have rows of these persons
+    with server.desk("unlearn", fresh, None) as desk:
+        desk.finish_pending(limits=ANY)
+    (request,) = server.state.active
+    assert away in request.forget.sample_ids and server.left_out.resolved_tags == asked.subject_tags
+    expected = fedup.collect(later, persons.federation, forget=[request.forget], statistics=MomentConfig())
+    store = server.collect(fresh)
+    assert store.retained(request.forget) == expected.retained(request.forget)
+    server.put_retrained(persons.model, server.state)

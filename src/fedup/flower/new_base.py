@@ -14,7 +14,10 @@ from fedup.models.views import fingerprint
 from fedup.request import Forget, union
 from fedup.run.answer import Limits
 from fedup.run.brief_writer import BriefWriter
+from fedup.run.folder import Run
+from fedup.run.in_words import ids
 from fedup.run.new_base import BaseDesk, Followed, keep_retrained
+from fedup.run.serving import load_store
 from fedup.run.state import State
 from fedup.run.training_files import check_purpose
 from fedup.serving.plugged import plug
@@ -38,15 +41,21 @@ def collect_retained(model: nn.Module, contact: "GridContact", state: State, set
 
 def _check_taken_out(contact: "GridContact", samples: Mapping[int, Collection[int]]) -> None:
     """Raise if a node still knows rows that the model was trained anew without."""
-    waiting = {client: sorted(ids) for client, ids in samples.items()}
+    waiting = {client: sorted(own) for client, own in samples.items()}
     while waiting:  # one row of each client at a time: a node that lacks one of several refuses them all
-        questions = {client: LabelsQuestion(frozenset([ids.pop()])) for client, ids in waiting.items()}
+        questions = {client: LabelsQuestion(frozenset([own.pop()])) for client, own in waiting.items()}
         for client, _ in contact.ask(questions, optional=questions.keys()):
             raise RequestError(
                 f"Client {client} still has rows of requests that are finished: take them out of the node's data "
                 "(mount(data=…)) and collect again. Nothing was changed."
             )
-        waiting = {client: ids for client, ids in waiting.items() if ids and client not in contact.absent}
+        waiting = {client: own for client, own in waiting.items() if own and client not in contact.absent}
+
+
+def unnamed_persons(run: Run, state: State) -> dict[int, frozenset[str]]:
+    """By client: the tags of persons whose rows there it has not named yet, though their request is answered."""
+    persons = any(request.forget.subject_tags for request in state.standing)
+    return load_store(run, state).unnamed if persons and state.pending and state.centroids else {}
 
 
 def train_on(
@@ -70,6 +79,7 @@ def train_on(
         contact.vectors_folder = server.run.path
         started = time.perf_counter()
         store = collect_retained(model, contact, now, settings)
+        store.unnamed = unnamed_persons(server.run, now)  # out of use until it says which rows these are
         collected = {"time_s": time.perf_counter() - started, "example": contact.row}
         plugged, config = plug(model, now.about["cut"]), served.config if served else None
         desk = BaseDesk(writer, plugged, store, contact, config=config)
@@ -84,6 +94,12 @@ def put_retrained(server: "RunServer", model: nn.Module, before: State, *, facts
     queued."""
     now = server.state
     _check_purpose(before, now)
+    if unnamed := unnamed_persons(server.run, now):
+        raise RequestError(
+            f"Client {ids(unnamed)} has not said yet which of its rows are of persons that are to be forgotten, so "
+            "nobody can say that the model was trained without them. Nothing was changed. When the node is back, "
+            "finish_pending(contact) asks it; then train again."
+        )
     with BriefWriter(server.run, "retrain", now) as writer:
         known = {request.id for request in before.standing if request.forget.is_resolved}  # whose rows are known
         keep_retrained(writer, model, facts, {}, finished=[own for own in now.standing if own.id in known])

@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedup.clients.collect import collect as ask_clients
 from fedup.errors import ContactError, RequestError, SettingError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.flower.contact import GridContact
-from fedup.flower.new_base import collect_retained, put_retrained, train_on
+from fedup.flower.new_base import collect_retained, put_retrained, train_on, unnamed_persons
 from fedup.flower.serve_queue import POLL_S, RETRY_S, QueueService
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint
@@ -74,8 +75,9 @@ class RunServer:
     @property
     def left_out(self) -> Forget:
         """What no later round may train on: all requests but those that were taken back or refused."""
-        state = self.state
-        return union([state.left_out, *(request.forget for request in state.finished)])
+        state, unnamed = read_with(self.run, lambda state: unnamed_persons(self.run, state))
+        known = union([state.left_out, *(request.forget for request in state.finished)])
+        return replace(known, resolved_tags=known.resolved_tags.difference(*unnamed.values()))
 
     def keep(self, model: nn.Module) -> None:
         """Store the trained model; one that is stored already must be the same."""
