@@ -10,6 +10,7 @@ from fedup import FilterConfig, Forget, MomentConfig, plug
 from fedup.errors import RequestError
 from fedup.flower import RunServer, messaging
 from fedup.run.answer import Limits
+from fedup.run.folder import Run
 
 WORLD = digits()
 ANY = Limits(None, force=True, max_class_loss=100)
@@ -77,3 +78,24 @@ def test_persons_whose_rows_an_absent_node_has_not_named_are_in_no_new_base(tmp_
     store = server.collect(fresh)
     assert store.retained(request.forget) == expected.retained(request.forget)
     server.put_retrained(persons.model, server.state)
+
+
+def test_a_request_that_was_answered_while_a_model_was_trained_anew_is_answered_again_from_it(server, tmp_path):
+    contact, later = WORLD.contact(WORLD.grid()), digits(1).model
+    server.collect(contact, statistics=MomentConfig())
+    server.unlearn(Forget.classes([7]), contact, limits=ANY)
+    before = server.state  # a training begins
+    server.unlearn(Forget.clients([2]), contact, limits=ANY)
+    seen = Run(server.run.path).read()
+    with pytest.raises(RequestError, match="R4 came in while the model was trained"):
+        server.put_retrained(later, before)
+    assert server.state.head == seen.head
+    fresh = WORLD.contact(WORLD.grid(), model=later)
+    assert server.put_retrained(later, before, fresh, limits=ANY, statistics=MomentConfig()).declined is None
+    assert [request.status for request in server.state.requests] == [*["finished"] * 3, "in force"]
+    finished = Forget.clients([CLIENT]) | Forget.classes([CLASS, 7])
+    left = WORLD.federation.without(finished)
+    plugged, store = plug(later), fedup.collect(later, left, statistics=MomentConfig())
+    fedup.unlearn(plugged, store, Forget.clients([2]), clients=left, force=True, terms=fedup.Terms(100))
+    assert torch.equal(server.plugged()(WORLD.test_x), plugged(WORLD.test_x))
+    assert [check for check in server.verify(WORLD.federation.x[:8]) if check.ok is False] == []

@@ -364,7 +364,8 @@ def _with_new_base(state: State, event: Event) -> State:
     trained, model = replace(event, body=body["trained"]), FileRecord(**body["trained"]["model"])
     if event.kind == "retrained":
         known |= {name: replace(known[name], finished_in=event) for name in body["requests"]}
-    else:  # requests were answered anew
+    else:  # requests were answered anew; others may be finished besides
+        known |= {name: replace(known[name], finished_in=event) for name in body.get("finished", ())}
         for entry in body["requests"]:
             known[entry["id"]] = replace(known[entry["id"]], followed_in=event, withheld=entry["withheld"])
     collected = replace(event, body=body["collected"]) if body["collected"] is not None else None

@@ -9,13 +9,14 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from fedup.errors import RequestError
 from fedup.files import explained
 from fedup.run.lock import held, holder
-from fedup.run.state import State
+from fedup.run.state import Request, State
 
 Kind = Literal["continue", "retrain"]
 FOLDER, LOCK = "training", "retrain.lock"
@@ -72,6 +73,17 @@ def check_purpose(before: State, now: State) -> None:
         "It was not put in place, and the folder serves what it served. Run the same command again: it trains "
         "for the requests that hold then."
     )
+
+
+def came_since(before: State, now: State) -> tuple[Request, ...]:
+    """The requests that came in since a training anew began. Raises if the base changed meanwhile or a request was
+    taken back: then the new model would be another than the one that is wanted."""
+    known = {(request.id, request.forget.digest) for request in before.standing}
+    came = tuple(request for request in now.standing if (request.id, request.forget.digest) not in known)
+    later = {request.id for request in came}
+    rest = (replace(s, requests=tuple(own for own in s.requests if own.id not in later)) for s in (before, now))
+    check_purpose(*rest)
+    return came
 
 
 def sweep_training(folder: Path, state: State) -> None:
