@@ -15,8 +15,9 @@ from typing import Literal
 
 from fedup.errors import RequestError
 from fedup.files import explained
+from fedup.run.journal import Event
 from fedup.run.lock import held, holder
-from fedup.run.state import Request, State
+from fedup.run.state import Request, State, state_of
 
 Kind = Literal["continue", "retrain"]
 FOLDER, LOCK = "training", "retrain.lock"
@@ -84,6 +85,15 @@ def came_since(before: State, now: State) -> tuple[Request, ...]:
     rest = (replace(s, requests=tuple(own for own in s.requests if own.id not in later)) for s in (before, now))
     check_purpose(*rest)
     return came
+
+
+def put_in_place_unseen(folder: Path, state: State) -> Event | None:
+    """The event of more rounds whose command was killed between that event and its end; None if there is none."""
+    event = next((event for event in reversed(state.events) if event.kind == "continued"), None)
+    if event is None or not (folder / FOLDER).is_dir():
+        return None
+    before = state_of(state.events[: event.seq - 1])
+    return event if checkpoint(folder, before, "continue").exists() else None
 
 
 def sweep_training(folder: Path, state: State) -> None:
