@@ -1,4 +1,4 @@
-"""The folder of a server app at the terminal: it answers inputs, and a restoration that needs nodes is queued for them."""
+"""The folder of a server app at the terminal: it answers inputs, and a restoration that needs nodes is queued."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.cli._in_process import contents, ok, refused
-from tests.flower.test_queue import Setting
-from tests.run._forked import copy
+from tests.cli._in_process import contents, fedup, ok, refused
+from tests.flower.test_queue import ANY, QUEUED, Setting
+from tests.run._forked import check_sound, copy
 
 from fedup import MomentConfig
 from fedup.cli._session import Session
+from fedup.errors import RequestError
+from fedup.run.answer import Limits
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +47,49 @@ def test_rows_as_the_nodes_prepare_them_are_answered_under_the_filter_in_force(s
     np.save(tmp_path / "wrong.npy", rows[:, :, :5])
     (tmp_path / "damaged.npz").write_bytes(b"PK no archive")
     (tmp_path / "digit.png").write_bytes(b"no array")
-    for name, words in {"wrong.npy": "takes rows of shape", "damaged.npz": "cannot be read", "digit.png": ".npy"}.items():
+    told = {"wrong.npy": "takes rows of shape", "damaged.npz": "cannot be read", "digit.png": ".npy"}
+    for name, words in told.items():
         refused("predict", tmp_path / name, "--run", setting.path, told=words)
     refused("predict", tmp_path / "rows.npy", "--run", setting.path, "--model", "nowhere:make", told="cannot be made")
     assert contents(setting.path) == before
+
+
+def test_a_restoration_that_needs_nodes_is_queued_and_the_request_stays_in_force_until_the_server_has_done_it(
+    setting, world, answered, tmp_path
+):
+    before = setting.server().state
+    back = ("restore", "T-2", *ANY, "--run", setting.path)
+    said = fedup(*back, "--json")
+    assert said.code == QUEUED and said.json["queued"] == ["R2"]
+    assert fedup(*back).code == QUEUED  # it is not queued twice
+    state = setting.server().state
+    assert len(state.events) == len(before.events) + 1 and state.filter == before.filter
+    assert state.forgets == before.forgets and [own.id for own in state.returning] == ["R2"]
+    assert "To be taken back R2" in ok("status", "--run", setting.path).out
+    (served,) = setting.server().answer_queued(setting.contact(model=world.blank()))
+    assert served.status == "postponed" and "another base" in setting.status()["returning"][0]["postponed"]
+    assert setting.server().state.filter == before.filter
+    with pytest.raises(RequestError, match="R2 is to be taken back"):  # no model without its rows is put in place
+        setting.server().put_retrained(world.model, before)
+    assert setting.serve() == [("R2", "restored")]
+    assert [own.status for own in setting.server().state.requests] == ["in force", "taken back", "in force"]
+    check_sound(setting.path)
+    other = Setting(world, copy(answered, tmp_path / "other"))
+    with other.server().desk("restore", other.contact(), None) as desk:
+        desk.restore([desk.writer.state.request("R2")], limits=Limits(None, force=True, max_class_loss=100))
+    assert setting.server().state.filter == other.server().state.filter  # by its hash
+    ok("restore", "--all", "--run", setting.path)
+    assert not setting.server().state.returning
+
+
+def test_a_restoration_that_would_cost_more_than_allowed_is_refused_by_the_server_and_the_request_stays(setting):
+    served = setting.server().state.filter
+    assert fedup("restore", "T-2", "--run", setting.path).code == QUEUED
+    measured = {name: {"validation": {"retain": value}} for name, value in (("original", 0.9), ("forgotten", 0.8))}
+    judge = lambda plugged, requests: {**measured, "restored": {}, "restored_bit_identical": True}  # noqa: E731
+    (answer,) = setting.server().answer_queued(setting.contact(), judge=judge)
+    assert (answer.id, answer.status) == ("R2", "not restored")
+    state = setting.server().state
+    assert (state.filter, state.returning, len(state.active)) == (served, (), 3)
+    assert "points" in state.request("R2").postponed
+    check_sound(setting.path)

@@ -223,7 +223,8 @@ class Session:
     @staticmethod
     def _last_collection(state: State) -> Mapping[str, Any]:
         """What the journal says of the last collection, of whichever base."""
-        bodies = (event.body if event.kind == "collected" else event.body.get("collected") for event in state.events[::-1])
+        events = reversed(state.events)
+        bodies = (event.body if event.kind == "collected" else event.body.get("collected") for event in events)
         return next((body for body in bodies if body), {})
 
     def plugged(self, state: State) -> PluggedModel:

@@ -28,7 +28,8 @@ def purpose(state: State) -> str:
     """A hash of what a training is for: the base that it replaces, and the requests that it leaves out."""
     left_out = [(request.id, request.forget.digest) for request in state.standing]
     finished = [request.id for request in state.finished]
-    text = json.dumps([state.base, sorted(left_out), finished])
+    returning = [request.id for request in state.returning]
+    text = json.dumps([state.base, sorted(left_out), finished, *([returning] if returning else [])])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -68,6 +69,9 @@ def check_purpose(before: State, now: State) -> None:
         came, went = sorted(names[1] - names[0]), sorted(names[0] - names[1])
         parts = [f"{', '.join(came)} came in"] if came else []
         parts += [f"{', '.join(went)} is taken back or finished"] if went else []
+        back = sorted({own.id for own in now.returning} - {own.id for own in before.returning})
+        parts += [f"{', '.join(back)} is to be taken back"] if back else []
+        parts = parts or ["more became known of a request"]
         changed = " and ".join(parts)
     raise RequestError(
         f"While the model was trained, {changed}: the new model was made for other requests than those that hold now. "
