@@ -32,7 +32,7 @@ class PooledEncoder(nn.Module):
         check_choice("pooling", pooling, Pooling)
         self.encoder, self.pooling, self.unit, self.depths = encoder, pooling, unit, depths
         self.register_buffer("read_at", torch.tensor(depths) if depths else None)
-        self.register_load_state_dict_post_hook(_take_depths)
+        self.register_load_state_dict_post_hook(_take_depths)  # type: ignore[no-untyped-call]
 
     def forward(self, ids: Tensor) -> Tensor:
         mask = (ids != 0).long()  # [PAD] is 0 in BERT's vocabularies
