@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.cli._in_process import ok
 from tests.flower._grid import FIRST, Clock, digits
 from tests.flower.test_subjects import KEY, grid_of
 
@@ -99,3 +100,6 @@ def test_a_request_that_was_answered_while_a_model_was_trained_anew_is_answered_
     fedup.unlearn(plugged, store, Forget.clients([2]), clients=left, force=True, terms=fedup.Terms(100))
     assert torch.equal(server.plugged()(WORLD.test_x), plugged(WORLD.test_x))
     assert [check for check in server.verify(WORLD.federation.x[:8]) if check.ok is False] == []
+    for name, words in {"R3": "trained without it", "R4": "the weights still hold it"}.items():
+        ok("evidence", name, "--run", server.run.path)
+        assert words in (server.run.path / "evidence" / f"{name}.html").read_text()

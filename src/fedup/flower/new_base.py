@@ -54,16 +54,27 @@ def collect_retained(
 
 
 def _check_taken_out(contact: "GridContact", samples: Mapping[int, Collection[int]]) -> None:
-    """Raise if a node still knows rows that the model was trained anew without."""
-    waiting = {client: sorted(own) for client, own in samples.items()}
-    while waiting:  # one row of each client at a time: a node that lacks one of several refuses them all
-        questions = {client: LabelsQuestion(frozenset([own.pop()])) for client, own in waiting.items()}
-        for client, _ in contact.ask(questions, optional=questions.keys()):
-            raise RequestError(
-                f"Client {client} still has rows of requests that are finished: take them out of the node's data "
-                "(mount(data=…)) and collect again. Nothing was changed."
-            )
+    """Raise if a node still knows rows that the model was trained anew without.
+
+    Each is asked for all of them at once. A node that lacks one of several refuses them all, so that open nodes are
+    asked for one at a time after that; nodes with rules do not answer to that.
+    """
+    if not samples:
+        return
+    _check_unknown(contact, {client: LabelsQuestion(frozenset(own)) for client, own in samples.items()})
+    is_open = {client for client, rules in contact.node_rules.items() if rules.startswith("open")}
+    waiting = {client: sorted(own) for client, own in samples.items() if client in is_open}
+    while waiting:
+        _check_unknown(contact, {client: LabelsQuestion(frozenset([own.pop()])) for client, own in waiting.items()})
         waiting = {client: own for client, own in waiting.items() if own and client not in contact.absent}
+
+
+def _check_unknown(contact: "GridContact", questions: Mapping[int, LabelsQuestion]) -> None:
+    for client, _ in contact.ask(questions, optional=questions.keys()):
+        raise RequestError(
+            f"Client {client} still has rows of requests that are finished: take them out of the node's data "
+            "(mount(data=…)) and collect again. Nothing was changed."
+        )
 
 
 def unnamed_persons(run: Run, state: State) -> dict[int, frozenset[str]]:
