@@ -1,14 +1,17 @@
 """The folder of a server app at the terminal: it answers inputs, and a restoration that needs nodes is queued."""
 
 import json
+import resource
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.cli._in_process import contents, fedup, ok, refused
+from tests.flower._grid import digits
 from tests.flower.test_queue import ANY, QUEUED, Setting
-from tests.run._forked import check_sound, copy
+from tests.run._forked import check_sound, copy, run
 
 from fedup import MomentConfig
 from fedup.cli._session import Session
@@ -92,4 +95,48 @@ def test_a_restoration_that_would_cost_more_than_allowed_is_refused_by_the_serve
     state = setting.server().state
     assert (state.filter, state.returning, len(state.active)) == (served, (), 3)
     assert "points" in state.request("R2").postponed
+    check_sound(setting.path)
+
+
+def test_requests_that_together_leave_nobody_are_refused_and_nothing_changes(setting):
+    for client in range(3):
+        assert fedup("unlearn", "--client", client, *ANY, "--run", setting.path).code in (0, QUEUED)
+    before = contents(setting.path)
+    refused("unlearn", "--client", 3, *ANY, "--run", setting.path, told="leaves no client")
+    assert contents(setting.path) == before
+
+
+@pytest.mark.parametrize("step", ["answer", "restore", "train_on", "put_retrained"])
+@pytest.mark.parametrize("limit_bytes", [0, 20_000])
+def test_a_full_disk_in_the_middle_of_a_step_leaves_the_folder_as_it_was_and_the_step_can_be_done_again(
+    setting, step, limit_bytes
+):
+    later, server = digits(1).model, setting.server()
+    if step == "answer":
+        setting.unlearn(*setting.samples(0), code=QUEUED)
+    if step == "restore":
+        assert fedup("restore", "T-2", *ANY, "--run", setting.path).code == QUEUED
+    before, fresh = server.state, setting.contact(model=later)
+    new = {"rounds": 1, "limits": Limits(None, force=True), "statistics": MomentConfig(by_class="always")}
+    work = {
+        "answer": setting.serve,
+        "restore": setting.serve,
+        "train_on": lambda: server.train_on(later, fresh, before, **new),
+        "put_retrained": lambda: server.put_retrained(later, before),
+    }[step]
+
+    def on_a_full_disk() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+        work()
+        raise SystemExit(0)
+
+    ended = run("status", prepare=on_a_full_disk)
+    state = server.state
+    assert (state.base, state.files, state.forgets) == (before.base, before.files, before.forgets)
+    if ended.code:  # else there was room to note that it is postponed
+        assert "what was there before is untouched" in ended.err.lower()
+    check_sound(setting.path)
+    assert work() not in ([], None)
+    assert (server.state.base, server.state.files) != (before.base, before.files)
     check_sound(setting.path)
