@@ -3,20 +3,22 @@
 import json
 import resource
 import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.cli._in_process import contents, fedup, ok, refused
-from tests.flower._grid import digits
-from tests.flower.test_queue import ANY, QUEUED, Setting
+from tests.flower._grid import FIRST, digits
+from tests.flower.test_queue import ANY, QUEUED, Setting, killed
 from tests.run._forked import check_sound, copy, run
 
-from fedup import MomentConfig
+from fedup import Forget, MomentConfig
 from fedup.cli._session import Session
 from fedup.errors import RequestError
 from fedup.run.answer import Limits
+from fedup.run.folder import Run
 
 
 @pytest.fixture(scope="session")
@@ -140,3 +142,47 @@ def test_a_full_disk_in_the_middle_of_a_step_leaves_the_folder_as_it_was_and_the
     assert work() not in ([], None)
     assert (server.state.base, server.state.files) != (before.base, before.files)
     check_sound(setting.path)
+
+
+@pytest.mark.parametrize("each", [8, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", ["restore", "finish and follow"])
+def test_a_server_killed_at_any_step_has_done_nothing_or_all(setting, tmp_path, step, each):
+    later, before = digits(1).model, setting.server().state
+    if step == "restore":
+        assert fedup("restore", "T-2", *ANY, "--run", setting.path).code == QUEUED
+    else:
+        limits = Limits(None, force=True, max_class_loss=100)
+        setting.server().unlearn(
+            Forget.classes([5]), setting.contact(), limits=limits
+        )  # came in while a model was trained anew
+
+    def work(path: Path) -> None:
+        own = Setting(setting.world, path)
+        if step == "restore":
+            own.serve()
+            return
+        leaving = [own.world.rows(client)[30:] for client in (1, 2)]  # operators have taken rows out
+        for client, rows in zip((1, 2), leaving, strict=True):
+            data = own.world.federation.x[rows], own.world.federation.y[rows]
+            ids = rows.tolist()
+            own.grid.apps[FIRST + client] = own.world.app(client, data=lambda _, d=data: d, ids=lambda _, i=ids: i)
+        how = {"limits": Limits(None, force=True), "statistics": MomentConfig(by_class="always")}
+        assert own.server().put_retrained(later, before, own.contact(model=later), **how).declined is None
+
+    def seen(path: Path) -> tuple:
+        state = Run(path).read()
+        return state.generation, state.filter, [own.status for own in state.requests]
+
+    work(undisturbed := copy(setting.path, tmp_path / "undisturbed"))
+    start, after, kills = seen(setting.path), seen(undisturbed), 0
+    for point in range(1, 400, each):
+        path = copy(setting.path, tmp_path / f"run-{point}")
+        if not killed(path, point, partial(work, path)):
+            break
+        kills += 1
+        check_sound(copy(path, tmp_path / f"seen-{point}"))
+        assert seen(path) in (start, after)
+        if seen(path) == start:
+            work(path)
+            assert seen(path) == after
+    assert kills > 1 and start != after
