@@ -44,6 +44,10 @@ class InOneProcess:
         client_app = importlib.import_module("flowerapp.client_app").app
         self._config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
         self._grid = LocalGrid(dict.fromkeys(range(FIRST, FIRST + NODES), client_app))
+        for node, context in self._grid.contexts.items():
+            rules = folder / f"node{node}-rules.toml"
+            shutil.copy(APP / "node-rules.toml", rules)
+            context.node_config = {"partition-id": node - FIRST, "fedup-rules": str(rules)}
         self._away: dict[int, ClientApp] = {}
         self._served: dict[str, Any] = {}
 
