@@ -307,6 +307,17 @@ def test_random_features_behind_a_backbones_own_learn_what_no_linear_head_can_an
             fedup.models.backbone.resized(plain, wrong, x[:1])
 
 
+@pytest.mark.parametrize("width", [4, 16, 576])
+@pytest.mark.parametrize("more", [1, 4, 16, 64, 600])
+def test_however_few_random_features_are_added_rows_are_no_longer_than_the_grid_allows(width, more):
+    rows = torch.randn(2000, width, generator=torch.Generator().manual_seed(1)).relu() + 1e-6
+    plain = Backbone(torch.nn.Identity(), rows[:1])
+    wide = fedup.models.backbone.resized(plain, width + more, rows[:1])
+    longest = (wide(rows).norm(dim=1) / plain(rows).norm(dim=1)).max()
+    assert float(longest) <= wide.bound / plain.bound
+    assert float(wide(rows)[:, width:].max()) > 100 * wide.step  # and they are not lost in rounding
+
+
 def test_a_cohort_keeps_totals_alone_and_takes_only_the_message_that_was_learned_from(tmp_path):
     x, y = tiny(rows=400)
     clients = Federation.split(x, y, [torch.arange(i, 400, 40) for i in range(40)], num_classes=CLASSES)

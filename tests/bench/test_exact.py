@@ -21,6 +21,7 @@ import fedup
 from fedup.bench.result_tables import write_result_tables
 from fedup.errors import FedUPError, MissingDataError, SettingError
 from fedup.models.features import FeatureReader
+from fedup.models.views import fingerprint
 from fedup.tasks.backbones import backbone_names, load_backbone
 from fedup.tasks.backbones._hugging_face import PooledEncoder
 
@@ -142,6 +143,10 @@ def test_features_at_several_depths_are_those_of_each_depth_whatever_pads_the_te
     assert found.shape == (4, 48) and torch.allclose(found[:, 32:], last, atol=1e-6)
     assert torch.allclose(found[:, :16], normalize(encoder.embeddings(ids).mean(1), dim=1), atol=1e-6)
     assert torch.allclose(several(torch.cat([ids, torch.zeros(4, 5, dtype=torch.long)], 1)), found, atol=1e-5)
+    others = PooledEncoder(encoder, unit=True, depths=(0, 1, 3)).eval()
+    assert fingerprint(others) != fingerprint(several)  # statistics of one are none of the other
+    others.load_state_dict(several.state_dict())
+    assert fingerprint(others) == fingerprint(several) and torch.equal(others(ids), found)
 
 
 def test_a_benchmark_with_more_features_forgets_as_exactly_and_its_table_names_them(tmp_path):

@@ -79,6 +79,21 @@ def test_labels_and_values_are_forgotten_over_flower_as_in_process(targets):
     assert not torch.equal(served[0][1], model(federation.x))
 
 
+@pytest.mark.parametrize("measure", [False, True])
+def test_a_label_that_the_model_was_trained_without_is_not_learned_again_by_a_later_filter(measure):
+    federation, model = federation_of("labels"), net(2)
+    contact = GridContact(grid_of(federation, as_items=False), model, example=federation.x[:1], num_classes=2)
+    contact.targets = "labels"
+    store, plugged = fedup.collect(model, contact, forget=[Forget.classes([1])]), plug(model)
+    store.collected_for, store.finished = frozenset(), Forget.classes([1])  # as after `RunServer.put_retrained`
+    report = fedup.unlearn(
+        plugged, store, Forget.clients([0]), clients=contact, force=True, terms=Terms(measure=measure)
+    )
+    said = plugged(federation.x) > 0
+    assert said[:, 0].any() and not said[:, 1].any()
+    assert report.class_recall.keys() == {0}
+
+
 def test_targets_of_another_kind_are_refused_without_a_word_of_them():
     for y, targets in ((torch.tensor([[0.0, 7.0]]), "labels"), (torch.tensor([[0.0, float("nan")]]), "values")):
         with pytest.raises(DataError, match=f"^The targets here are no {targets} of 2 outputs.$"):

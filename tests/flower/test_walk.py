@@ -30,7 +30,7 @@ QUEUED = 3  # exit status
 def walk() -> list[str]:
     """The commands of the page, and the sentences that say what hospitals do meanwhile."""
     text = PAGE.read_text(encoding="utf-8").partition("### An operator's walk")[2].partition("\n## ")[0]
-    return re.findall(r"^(\$ .*|Hospital \d is (?:offline|back))", text, re.MULTILINE)
+    return re.findall(r"(^\$ .*|Hospital \d (?:is offline|is back|takes the rows out))", text, re.MULTILINE)
 
 
 class InOneProcess:
@@ -44,6 +44,10 @@ class InOneProcess:
         client_app = importlib.import_module("flowerapp.client_app").app
         self._config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
         self._grid = LocalGrid(dict.fromkeys(range(FIRST, FIRST + NODES), client_app))
+        for node, context in self._grid.contexts.items():
+            rules = folder / f"node{node}-rules.toml"
+            shutil.copy(APP / "node-rules.toml", rules)
+            context.node_config = {"partition-id": node - FIRST, "fedup-rules": str(rules)}
         self._away: dict[int, ClientApp] = {}
         self._served: dict[str, Any] = {}
 
@@ -53,14 +57,20 @@ class InOneProcess:
     def start(self, node: int) -> None:
         self._grid.apps[FIRST + node] = self._away.pop(node)
 
+    def take_out(self, node: int) -> None:
+        self._grid.contexts[FIRST + node].node_config["taken-out"] = str(self.app / "rows.txt")
+
     def type(self, command: str) -> str:
         """As it stands on the page; a server app runs to its end, and its nodes have no keys."""
         words = shlex.split(command.replace("$(cat rows.txt)", (self.app / "rows.txt").read_text()), comments=True)
         words = [word.replace("/srv/hospitals", str(self.run)) for word in words]
+        if words[:2] == ["flwr", "stop"]:
+            self._served = {}
+            return ""
         if words[0] == "flwr":
             given = tomllib.loads("\n".join(words[-1].split()))
             quick = {"authenticated": False, "serve": 0, "timeout": 0.1, "rounds": 2}
-            self._serve({**self._config, **given, **quick})
+            self._serve({**self._config, **given, **quick, "typed": " ".join(given)})
             return ""
         ran = fedup(*words[1:])
         assert ran.code == exit_of(command), f"{command}\n{ran.out}{ran.err}"
@@ -69,7 +79,7 @@ class InOneProcess:
         return ran.out
 
     def _serve(self, config: dict[str, Any]) -> None:
-        self._served = config if self.run.exists() else {}
+        self._served = config if "serve" in config["typed"] else {}
         for context in self._grid.contexts.values():
             context.run_config = config
         server_app = importlib.import_module("flowerapp.server_app")
@@ -94,6 +104,7 @@ class Hospitals:
         shutil.copytree(APP, self.app, ignore=shutil.ignore_patterns("runs", "__pycache__"))
         home.mkdir()
         self._commands: dict[str, tuple[str, ...]] = {}
+        self._last = ""  # number of the last server app
         self._processes = self._runner.Processes(home, folder, LIMIT_S)
         start = self._processes.start
 
@@ -115,14 +126,24 @@ class Hospitals:
     def start(self, node: int) -> None:
         self._processes.start(f"supernode{node}", *self._commands[f"supernode{node}"])
 
+    def take_out(self, node: int) -> None:
+        """Its operator says which rows these are, and starts it again."""
+        self.stop(node)
+        words = [*self._commands[f"supernode{node}"]]
+        words[words.index("--node-config") + 1] += f' taken-out="{self.app / "rows.txt"}"'
+        self._commands[f"supernode{node}"] = tuple(words)
+        self.start(node)
+
     def type(self, command: str) -> str:
         """As it stands on the page, but for the folder."""
         words = command.replace("/srv/hospitals", str(self.run))
-        environment = {**self._processes._environment, "COLUMNS": "100"}
+        environment = {**self._processes._environment, "COLUMNS": "100", "RUN": self._last}
         done = subprocess.run(
             ["bash", "-c", words], cwd=self.app, env=environment, capture_output=True, text=True, timeout=LIMIT_S
         )
         assert done.returncode == exit_of(command), f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        if started := re.search(r"[Rr]un (\d{5,})", done.stdout + done.stderr):
+            self._last = started[1]
         return done.stdout
 
     def close(self) -> list[str]:
@@ -156,19 +177,24 @@ def write_rows(path: Path) -> None:
 @pytest.mark.parametrize("hospitals", ["one process", "deployment"], indirect=True)
 def test_every_command_of_the_walk_ends_as_the_page_says(hospitals):
     write_rows(hospitals.app / "rows.txt")
-    steps, said, serving = walk(), "", False
+    steps, said, serving, asked = walk(), "", False, ()
     assert sum(step.startswith("$ fedup") for step in steps) > 8
     for step in steps:
         if not step.startswith("$ "):
-            number = int(step.split()[1])
-            hospitals.stop(number) if step.endswith("offline") else hospitals.start(number)
+            number, do = int(step.split()[1]), {"offline": hospitals.stop, "back": hospitals.start}
+            do.get(step.split()[-1], hospitals.take_out)(number)
             continue
+        if "flwr stop" in step:
+            asked = Run(hospitals.run).read().requests
         said = hospitals.type(step.removeprefix("$ "))
-        serving |= "serve=" in step
+        serving = "serve=" in step or (serving and "flwr stop" not in step)
         if serving and ("unlearn" in step or "serve=" in step):  # the server app answers what is queued
             wait_until(lambda: not Run(hospitals.run).read().queued, LIMIT_S, "the queue is answered")
     assert "The folder is sound." in said
     state = Run(hospitals.run).read()
     status = {request.reference: request.status for request in state.requests}
-    assert status == {"T-1": "in force", "T-2": "in force", "T-3": "taken back", "T-4": "in force"}
+    assert status == {"T-1": "finished", "T-2": "finished", "T-3": "taken back", "T-4": "finished"}
+    assert {own.reference: own.status for own in asked} == {**dict.fromkeys(status, "in force"), "T-3": "taken back"}
+    kinds = [event.kind for event in state.events]
+    assert kinds.count("continued") == kinds.count("retrained") == 1 and state.centroids is not None
     assert (hospitals.run / "evidence" / "R2.html").exists()

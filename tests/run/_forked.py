@@ -264,7 +264,7 @@ class Step:
     start: Path
     before: tuple[Look | None, ...]
     after: Look
-    once: bool = False  # done again, it would do more
+    once: bool = False  # done again after its end, it would do more; killed at its end, it leaves its rounds there
 
     def check_killed(self, folder: Path, scratch: Path) -> None:
         """The folder opens, is before or after the step and verifies. Looked at in a copy: it stays as it was left."""
@@ -277,7 +277,7 @@ class Step:
 
     def check_rerun(self, folder: Path) -> None:
         """The same command once more completes the step, to the same bits. Nobody holds the lock any more."""
-        done = self.once and look(folder) == self.after
+        done = self.once and look(folder) == self.after and not [*folder.glob("training/continue-*")]
         succeed(*(SWEEP if done else self.args), "--run", folder, "--wait", "0")
         assert look(folder) == self.after, f"{look(folder)} instead of {self.after}"
         check_sound(folder)

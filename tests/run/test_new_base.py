@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,32 +129,72 @@ def test_training_goes_on_without_what_is_in_force_and_its_requests_follow_in_on
     assert ok("retrain", "--run", run, *ANY, "--threads", 1, "--json").json["base"] == anew
 
 
-def test_a_request_that_comes_in_while_the_model_trains_stops_the_swap_and_nothing_is_lost(answered, tmp_path):
+def test_a_request_that_comes_in_while_rounds_are_added_stops_the_swap_and_nothing_is_lost(answered, tmp_path):
     run = _copy(answered, tmp_path)
     before = _state(run)
-    for words in (("retrain",), ("train", "--more-rounds", 2)):
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(LocalTraining, "in_round", _asking(run, LocalTraining.in_round))
-            stopped = fedup(*words, "--run", run, *ANY)
-        assert stopped.code == 1 and "came in: the new model was made for other requests" in stopped.told
-        state = _state(run)
-        assert state.base == before.base and state.events[-1].kind == "unlearned"
-        assert len(state.active) == len(before.active) + 1
-        assert ok("verify", "--run", run, "--json").json["ok"] is True
-        ok("restore", state.active[-1].id, "--run", run, *ANY)
-        assert not (run / "training").exists()  # rounds that nothing goes on from
-        before = _state(run)
+    with _meanwhile(("unlearn", "--class", 3, "--run", run, *QUICK), 11):
+        stopped = fedup("train", "--more-rounds", 2, "--run", run, *ANY)
+    assert stopped.code == 1 and "came in: the new model was made for other requests" in stopped.told
+    state = _state(run)
+    assert state.base == before.base and state.events[-1].kind == "unlearned"
+    assert len(state.active) == len(before.active) + 1
+    assert ok("verify", "--run", run, "--json").json["ok"] is True
+    ok("restore", state.active[-1].id, "--run", run, *ANY)
+    assert not (run / "training").exists()  # rounds that nothing goes on from
 
 
-def _asking(run: Path, original: Any) -> Any:
-    """In the second round a request comes in, as another process would bring it."""
+def test_requests_that_keep_coming_in_cannot_delay_a_retraining_and_are_answered_from_the_new_base(answered, tmp_path):
+    run = _copy(answered, tmp_path)
+    before = _state(run)
+    expected = _trained_without(run, before.left_out, range(10))
+    others = ("unlearn", "--class", 3, "--run", run, *QUICK), ("unlearn", "--client", 0, "--run", run, *QUICK)
+    with _meanwhile(others[0], 1), _meanwhile(others[1], 9):
+        done = ok("retrain", "--run", run, *ANY, "--threads", 1, "--json").json
+    state = _state(run)
+    assert (done["requests"], done["followed"], done["base"]) == (["R1", "R2", "R3"], ["R4", "R5"], expected)
+    assert [request.status for request in state.requests] == [*["finished"] * 3, *["in force"] * 2]
+    assert state.base == expected and state.rounds == before.rounds
+    assert [event.kind for event in state.events[len(before.events) :]] == ["unlearned", "unlearned", "continued"]
+    served = Session(run).served()[1]  # never without the filter for those whose rows it was trained on
+    assert served.requests == state.forgets == frozenset([Forget.classes([3]), Forget.clients([0])])
+    store = load_centroids(run / "files" / state.centroids.name)
+    assert store.base == expected and not any(cell.client == 2 or cell.label == 7 for cell in store.cells)
+    held = {cell.name for cell in store.cells if store.rows_in(cell)}
+    assert not any(client == 0 or label == 3 for client, label in held)  # what they forget was not stored anew
+    assert ok("verify", "--run", run, "--json").json["ok"] is True
+    status = ok("status", "--run", run).out
+    assert "R1, R2, R3: not in the weights" in status and "R4, R5: suppressed; the weights still hold it" in status
+    for name, words in {"R1": "not in the weights: trained without it", "R4": "the weights still hold it"}.items():
+        ok("evidence", name, "--run", run)
+        assert words in (run / "evidence" / f"{name}.html").read_text()
+    both = _trained_without(run, state.left_out | before.left_out, range(10))
+    assert ok("retrain", "--run", run, *ANY, "--threads", 1, "--json").json["base"] == both
+    assert {request.status for request in _state(run).requests} == {"finished"}
+
+
+def test_a_request_taken_back_while_the_model_is_trained_anew_stops_it(answered, tmp_path):
+    run = _copy(answered, tmp_path)
+    with _meanwhile(("restore", "R1", "--run", run, *ANY), 1):
+        stopped = fedup("retrain", "--run", run, *ANY)
+    assert stopped.code == 1 and "R1 is taken back" in stopped.told
+    assert [request.status for request in _state(run).requests] == ["taken back", "in force", "in force"]
+
+
+@contextmanager
+def _meanwhile(words: tuple[Any, ...], at: int) -> Iterator[None]:
+    """In that round of a training a command runs, as another process would run it."""
+    original = LocalTraining.in_round
+    done: list[int] = []
 
     def in_round(self: LocalTraining, number: int) -> LocalTraining:
-        if number in (1, 11) and len(_state(run).active) == 3:
-            ok("unlearn", "--class", 3, "--run", run, *QUICK)
+        if number == at and not done:
+            done.append(number)
+            ok(*words)
         return original(self, number)
 
-    return in_round
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LocalTraining, "in_round", in_round)
+        yield
 
 
 def test_a_worse_model_is_declined_its_rounds_are_kept_and_only_one_trains_at_a_time(answered, tmp_path):

@@ -1,5 +1,7 @@
 """A node: it trains when it is asked to, and answers FedUP's questions about its own rows."""
 
+from pathlib import Path
+
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -18,8 +20,13 @@ def digits(context: Context) -> task.Digits:
 
 
 def row_numbers(context: Context) -> Tensor:
-    """Which rows of the data set this node trains on."""
-    return digits(context).federation.client(int(context.node_config["partition-id"])).train
+    """Which rows of the data set this node trains on: not those that its operator has taken out."""
+    numbers = digits(context).federation.client(int(context.node_config["partition-id"])).train
+    taken_out = context.node_config.get("taken-out")
+    if not taken_out:
+        return numbers
+    gone = torch.tensor([int(number) for number in Path(str(taken_out)).read_text().split(",")])
+    return numbers[~torch.isin(numbers, gone)]
 
 
 def rows(context: Context) -> tuple[Tensor, Tensor]:
@@ -38,10 +45,12 @@ def held_out(context: Context) -> tuple[Tensor, Tensor]:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """A round of local training, as in any Flower app."""
+    """A round of local training, as in any Flower app, without the rows that the server says are forgotten."""
     model = task.make_model()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     x, y = rows(context)
+    keep = fedup.flower.retained_rows(message, ids=row_numbers(context).tolist(), labels=y)
+    x, y = x[keep], y[keep]
     task.train(model, x, y, int(context.run_config["epochs"]), seed=int(message.content["config"]["server-round"]))
     trained = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
     return Message(RecordDict(trained), reply_to=message)

@@ -1,11 +1,14 @@
 """The server: Flower's FedAvg learns; FedUP answers a client, a class and a sample request, and takes each back.
 
 With a `folder` it goes on with what is there: what is trained and collected stays, and requests that operators have
-queued meanwhile (`fedup unlearn --run FOLDER`) are answered.
+queued meanwhile (`fedup unlearn --run FOLDER`) are answered. On request it trains on without what is forgotten
+(`more-rounds`), or anew (`retrain`), which finishes the requests.
 """
 
+import copy
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,13 @@ from torch import nn
 
 import fedup
 from fedup import MomentConfig
-from fedup.flower import Delivery, GridContact, Intake, RunServer
+from fedup.flower import Delivery, GridContact, Intake, RunServer, leave_out
 from fedup.run.answer import Limits
 from fedup.tasks.evaluation import predict
 from flowerapp import task
 
 app = ServerApp()
+STATISTICS = MomentConfig(by_class="always")  # so that class requests ask nobody
 
 
 @app.main()
@@ -35,16 +39,17 @@ def main(grid: Grid, context: Context) -> None:
     server = RunServer(folder, task.make_model, authenticated=bool(config["authenticated"]))
     started = time.perf_counter()
     if server.state.trained is None:
-        server.keep(learn(grid, nodes, int(config["rounds"])))
+        server.keep(learn(grid, FedAvg(**everybody(nodes)), first_weights(), int(config["rounds"])))
     model, training = server.plugged().base, {"time_s": time.perf_counter() - started}
 
     # FedUP from here on. Every node is asked once; the answers serve all requests to come, also after a restart: model,
     # statistics, requests and filters are in the run folder, on which the commands of `fedup` work.
     # Node 3 lies about its labels. By default it would be left out; here it stays, to be forgotten on request.
-    delivery = Delivery(timeout_s=float(config["timeout"]), weights_at_once=True, intake=Intake("report"))
-    contact = GridContact(grid, model, example=task.EXAMPLE, num_classes=task.NUM_CLASSES, delivery=delivery)
+    contact = contact_about(model, grid, config)
+    if config["retrain"] or config["more-rounds"]:
+        contact = train_again(server, grid, contact, config)
     started = time.perf_counter()
-    store = server.collect(contact, statistics=MomentConfig(by_class="always"))  # so that class requests ask nobody
+    store = server.collect(contact, statistics=STATISTICS)
     collection = {"time_s": time.perf_counter() - started, "rows": store.total.rows, **traffic(contact)}
     collection |= {"clients": list(store.clients), "rules": contact.node_rules, "sha256": task.digest(store)}
     print(f"collected: {json.dumps(collection)}")
@@ -58,11 +63,40 @@ def main(grid: Grid, context: Context) -> None:
     (out / "result.json").write_text(json.dumps({**result, "requests": requests}, indent=2))
 
 
-def learn(grid: Grid, nodes: int, rounds: int) -> nn.Module:
-    """Flower's own FedAvg."""
+def contact_about(model: nn.Module, grid: Grid, config: Mapping[str, Any]) -> GridContact:
+    """The nodes, to be asked about this model."""
+    delivery = Delivery(timeout_s=float(config["timeout"]), weights_at_once=True, intake=Intake("report"))
+    return GridContact(grid, model, example=task.EXAMPLE, num_classes=task.NUM_CLASSES, delivery=delivery)
+
+
+def train_again(server: RunServer, grid: Grid, contact: GridContact, config: Mapping[str, Any]) -> GridContact:
+    """A new base without what is forgotten: by more rounds, or trained anew, which finishes all requests."""
+    before, anew, more = server.state, bool(config["retrain"]), int(config["more-rounds"])
+    strategy = FedAvg(**everybody(int(config["nodes"])))
+    leave_out(strategy, server.left_out, contact.nodes)
+    start = first_weights() if anew else copy.deepcopy(server.plugged().base)
+    model = learn(grid, strategy, start, int(config["rounds"]) if anew else more)
+    fresh = contact_about(model, grid, config)
+    if anew:
+        server.put_retrained(model, before, fresh, statistics=STATISTICS)
+    else:  # with so few rows, filters may cost some class more than is allowed
+        server.train_on(model, fresh, before, rounds=more, limits=Limits(None, force=True), statistics=STATISTICS)
+    return fresh
+
+
+def first_weights() -> nn.Module:
+    """The model before any training, always the same."""
     torch.manual_seed(0)
-    model = task.make_model()
-    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes)
+    return task.make_model()
+
+
+def everybody(nodes: int) -> dict[str, Any]:
+    """Settings of a strategy that waits for all nodes."""
+    return {"fraction_evaluate": 0.0, "min_train_nodes": nodes, "min_available_nodes": nodes}
+
+
+def learn(grid: Grid, strategy: FedAvg, model: nn.Module, rounds: int) -> nn.Module:
+    """Flower's own FedAvg."""
     trained = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=rounds)
     model.load_state_dict(trained.arrays.to_torch_state_dict())
     return model.eval()

@@ -16,6 +16,7 @@ from fedup.cli._text import of, size
 from fedup.clients.collect import collect_cells
 from fedup.clients.collect_moments import suits_moments
 from fedup.errors import RequestError, SettingError, check_choice
+from fedup.federation import Federation
 from fedup.privacy.guarantee import DP
 from fedup.privacy.paper import DISCLAIMER
 from fedup.run.folder import Writer
@@ -150,14 +151,16 @@ def _collect(session: Session, writer: Writer, config: Config | None) -> dict[st
 
 
 def ask_clients(
-    session: Session, writer: Writer, model: nn.Module, config: Config | None
+    session: Session, writer: Writer, model: nn.Module, config: Config | None, federation: Federation | None = None
 ) -> tuple[Centroids, dict[str, Any]]:
-    """What all clients send of this model, and what the journal notes besides."""
+    """What all clients send of this model, and what the journal notes besides; of all their rows, or of those of a
+    `federation` without some."""
     cut = writer.state.about["cut"]
     chosen = None if config is None else asdict(config)
     with progress_bars(session.console) as show:
         started = time.perf_counter()
-        contact = ClientsShown(session.federation, model, show, "Collecting statistics", ledger=RunLedger(writer))
+        asked = federation or session.federation
+        contact = ClientsShown(asked, model, show, "Collecting statistics", ledger=RunLedger(writer))
         if config is None:
             moments = contact.targets != "classes" or suits_moments(model, contact, cut)
             config = MomentConfig() if moments else CentroidConfig()

@@ -9,6 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
 
 from fedup.errors import DataError, FedUPWarning
 from fedup.tasks.datasets import Images, Tables, Texts
@@ -92,6 +96,45 @@ class InputReader:
             return self.inputs.read(data, resize=self.resize)
         except DataError as error:
             raise DataError(f"{source}: {error}") from error
+
+
+@dataclass(frozen=True)
+class PreparedRows:
+    """Reads rows as a server app's model takes them, from NumPy files: only the app knows how they are made of raw
+    inputs."""
+
+    shape: tuple[int, ...]  # of one row
+    dtype: torch.dtype
+
+    @property
+    def inputs(self) -> "PreparedRows":
+        """Itself: rows are prepared already."""
+        return self
+
+    def read(self, paths: Iterable[str]) -> Named:
+        """Rows with their names, one at a time: of a .npy file, or of `x` in a .npz file."""
+        for path in paths:
+            rows = self._array(path)
+            if rows.shape[1:] != self.shape:
+                raise DataError(
+                    f"{path} holds an array of shape {tuple(rows.shape)}, and the model of this folder takes rows of "
+                    f"shape {self.shape}: (rows, {', '.join(map(str, self.shape))}) is wanted."
+                )
+            yield from ((f"{path}:{place}", row) for place, row in enumerate(rows))
+
+    def prepare(self, raw: Iterable[Any]) -> torch.Tensor:
+        """A batch of rows."""
+        return torch.stack(list(raw))
+
+    def _array(self, path: str) -> torch.Tensor:
+        wanted = "The model of a server app takes rows as the app prepares them, in a .npy file or as x in a .npz file"
+        if Path(path).suffix not in (".npy", ".npz"):
+            raise DataError(f"{wanted}; found {path}.")
+        try:
+            loaded = np.load(path, allow_pickle=False)
+            return torch.as_tensor(loaded["x"] if path.endswith(".npz") else loaded).to(self.dtype)
+        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
+            raise DataError(f"{path} cannot be read ({error}). {wanted}.") from error
 
 
 def read_table(inputs: Tables, path: Path, name: str) -> Named:

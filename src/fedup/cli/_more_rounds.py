@@ -22,7 +22,7 @@ from fedup.run.ledger import ledger_of
 from fedup.run.new_base import BaseDesk
 from fedup.run.serving import load_base
 from fedup.run.state import State
-from fedup.run.training_files import check_purpose, drop_training, training
+from fedup.run.training_files import check_purpose, drop_training, put_in_place_unseen, training
 from fedup.serving.plugged import plug
 from fedup.training.engines import EngineName, known_engine
 
@@ -67,6 +67,12 @@ def train_on(session: Session, more: MoreRounds) -> dict[str, Any]:
     waiting = partial(training, session.run.path, "train", wait_s=more.wait_s)
     with waiting(on_wait=lambda holder: say(f"Waiting for {holder} …")):
         state = session.run.read()
+        unseen = put_in_place_unseen(session.run.path, state)
+        if unseen is not None and unseen.body["more_rounds"] == more.rounds:
+            say("These rounds were trained before: the command was ended when all was in place.")
+            with session.writing("train", more.wait_s):  # removes what is left of the base before
+                drop_training(session.run.path)
+            return _described(state, unseen.body)
         federation = retained(session, state)
         _check_budgets(session, state)
         base = load_base(session.run, state, session.blank(state))
@@ -89,26 +95,31 @@ def train_on(session: Session, more: MoreRounds) -> dict[str, Any]:
             after = writer.state
         if done.declined is None:
             drop_training(session.run.path)
+            return _described(after, done.body)
+    own = {"trained": facts, "more_rounds": more.rounds, "replaced": state.base, "notes": done.report.notes}
+    return {**_described(after, {**after.events[-1].body, **own}), "declined": done.declined}
+
+
+def _described(state: State, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What the event of a new base says, for people and programs."""
+    trained = body["trained"]
     return {
-        "declined": done.declined,
-        "more_rounds": more.rounds,
-        "rounds": after.rounds,
-        "base": after.base,
-        "generation": after.generation,
-        "replaced": state.base,
-        "fingerprint": after.base,
-        "accuracy": facts["accuracy"],
-        "score": facts["score"],
-        "rows": facts["rows"],
-        "time_s": facts["time_s"],
+        "declined": None,
+        "more_rounds": body["more_rounds"],
+        "rounds": state.rounds,
+        "base": state.base,
+        "generation": state.generation,
+        "replaced": body["replaced"],
+        "fingerprint": state.base,
+        **{name: trained[name] for name in ("accuracy", "score", "rows", "time_s")},
         "collected": state.collected is not None,
-        "followed": [request.id for request in after.active],
-        "open": [request.id for request in after.open],
-        "waiting": [request.id for request in after.waiting],
-        "filter": after.filter.id if after.filter else None,
-        "figures": done.body.get("figures"),
-        "notes": list(done.report.notes),
-        "charged": any(release.name for release in (store.traffic.releases if store is not None else ())),
+        "followed": [request.id for request in state.active],
+        "open": [request.id for request in state.open],
+        "waiting": [request.id for request in state.waiting],
+        "filter": state.filter.id if state.filter else None,
+        "figures": body.get("figures"),
+        "notes": list(body.get("notes", ())),
+        "charged": any(release["name"] for release in body.get("releases", ())),
     }
 
 

@@ -15,7 +15,7 @@ from fedup.errors import RequestError
 from fedup.federation import Federation
 from fedup.models.views import fingerprint
 from fedup.run.state import State
-from fedup.run.training_files import Kind, check_purpose, checkpoint
+from fedup.run.training_files import Kind, came_since, check_purpose, checkpoint
 from fedup.target_words import SCORE
 from fedup.tasks.datasets import Dataset
 from fedup.tasks.evaluation import accuracy
@@ -101,13 +101,15 @@ def start_from_base(base: nn.Module, federation: Federation) -> nn.Module:
 
 
 class _PurposeHolds(Observer):
-    """Ends a training after a round if requests or base have changed: what it makes could not be used."""
+    """Ends a training after a round if what it makes could not be used: requests or base have changed. A training anew
+    goes on where requests only came in: they are answered from the new base."""
 
-    def __init__(self, session: Session, state: State) -> None:
+    def __init__(self, session: Session, state: State, kind: Kind) -> None:
         self._session, self._state = session, state
+        self._check = came_since if kind == "retrain" else check_purpose
 
     def on_round(self, round_index: int, model: nn.Module) -> None:
-        check_purpose(self._state, self._session.run.read())
+        self._check(self._state, self._session.run.read())
 
 
 def train_beside(
@@ -121,11 +123,12 @@ def train_beside(
 ) -> Trained:
     """Train while the folder serves what it serves; goes on after an interruption."""
     words = {"continue": "Training on", "retrain": "Training anew without what was forgotten"}[kind]
+    checks = _PurposeHolds(session, state, kind)
     with progress_bars(session.console, line_for_each="round") as show:
         return session.recipe.train(
             start,
             federation,
             rounds=rounds,
-            observers=[BusyNoted(session.console), RoundsShown(show, words, rounds), _PurposeHolds(session, state)],
+            observers=[BusyNoted(session.console), RoundsShown(show, words, rounds), checks],
             runtime=Runtime(session.device, engine, checkpoint(session.run.path, state, kind)),
         )

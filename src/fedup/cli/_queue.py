@@ -9,15 +9,15 @@ from rich.markup import escape
 
 from fedup.cli._progress import wide_console
 from fedup.cli._session import Session
-from fedup.cli._text import of
+from fedup.cli._text import describe, of
 from fedup.cli._unlearning import Wanted, describe_answer, print_answer
 from fedup.errors import ContactError, HarmError, NoArchitectureError, RequestError
 from fedup.filters.bottleneck import FilterConfig
-from fedup.run.answer import NewRequest, RequestDesk
+from fedup.run.answer import Limits, NewRequest, RequestDesk
 from fedup.run.folder import Writer
 from fedup.run.in_words import forget_in_words, ids
-from fedup.run.queue import QueueOptions, check_consistent, check_names, enqueue
-from fedup.run.state import State
+from fedup.run.queue import QueueOptions, check_consistent, check_names, enqueue, enqueue_restoration
+from fedup.run.state import Request, State
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import Centroids
 from fedup.unlearning.unlearn import plan
@@ -65,6 +65,26 @@ def answer_or_queue(
                 for entry in entries
             ]
     return result
+
+
+def restore_or_queue(session: Session, writer: Writer, requests: Sequence[Request], limits: Limits) -> dict[str, Any]:
+    """Take requests back; in the folder of a server app what needs clients is queued, and stays in force until then."""
+    state = writer.state
+    # The last one needs neither centroids nor clients.
+    last = all(request in requests for request in state.active) and not any(own.is_open for own in requests)
+    try:
+        desk = RequestDesk(writer, session.plugged(state), None, facts=session.facts)
+        if not last:
+            clients, judge = session.federation_if_here, session.judge()
+            desk = replace(desk, centroids=session.store(state, writer), clients=clients, judge=judge)
+        return describe(desk.restore(requests, limits=limits))
+    except (ContactError, NoArchitectureError) as error:
+        if not session.is_remote or (session.model is not None and isinstance(error, NoArchitectureError)):
+            raise
+        left = [own for own in (writer.state.request(request.id) for request in requests) if own.is_standing]
+        options = QueueOptions(max_class_loss=limits.max_class_loss, force=limits.force)
+        new = enqueue_restoration(writer, left, options, facts=session.facts)
+        return {"queued": [own.id for own in left], "new": new, "declined": None, "why": str(error)}
 
 
 def _answer(

@@ -7,22 +7,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from torch import nn
 
+from fedup.cli._collecting import ask_clients, last_config
 from fedup.cli._new_base import check_can_train, new_base_facts, retained, start_anew, train_beside
 from fedup.cli._progress import wide_console
 from fedup.cli._session import Session
 from fedup.cli._text import accuracy_table, of
 from fedup.cli._wording import visible
+from fedup.federation import Federation
 from fedup.run.answer import Limits
 from fedup.run.bases import NOT_IN_WEIGHTS, SUPPRESSED
 from fedup.run.folder import Writer
 from fedup.run.in_words import class_in_words, count
-from fedup.run.new_base import keep_retrained
+from fedup.run.new_base import BaseDesk, keep_retrained
 from fedup.run.state import State
 from fedup.run.status import peek
-from fedup.run.training_files import check_purpose, checkpoint, drop_training, training
+from fedup.run.training_files import came_since, checkpoint, drop_training, training
+from fedup.serving.plugged import plug
 from fedup.target_words import MEASURE, OUTPUT, targets_of
 from fedup.tasks.comparison import compare
+from fedup.tasks.evaluation import FederationJudge
 
 if TYPE_CHECKING:
     from fedup.training.engines import EngineName
@@ -79,23 +84,27 @@ def retrain_into(session: Session, how: Retraining) -> dict[str, Any]:
         federation = retained(session, state)
         start = start_anew(session, state, how.weights)
         trained = train_beside(session, state, start, federation, range(state.rounds), "retrain", how.engine)
-        served = session.answering()[1]
-        compared = compare(served, trained.model, federation, state.left_out)
+        now, served = session.answering()
+        compared = compare(served, trained.model, retained(session, now), now.left_out)
         refusal = None if how.limits.force else _refusal(compared, how.limits, state)
         facts = new_base_facts(session, state, trained, federation)
-        trained.model.to("cpu")
         with session.writing("retrain", how.wait_s) as writer:
-            check_purpose(state, writer.state)
-            if refusal is None:
-                keep_retrained(writer, trained.model, facts, compared)
-            else:
+            came = came_since(state, writer.state)
+            new = _NewModel(trained.model, federation, facts, compared)
+            if refusal is not None:
                 _decline(writer, state, refusal, compared)
+            elif any(request.is_active or request.is_open for request in came):
+                refusal = _follow(session, writer, state, new, how.limits)
+            else:
+                keep_retrained(writer, trained.model.to("cpu"), facts, compared, finished=state.standing)
             after = writer.state
         if refusal is None:
             drop_training(session.run.path)
     return {
         "requests": _standing(state),
         "declined": refusal,
+        "followed": [request.id for request in came],
+        "collected": after.collected is not None,
         "compared": compared,
         "base": after.base,
         "generation": after.generation,
@@ -107,6 +116,35 @@ def retrain_into(session: Session, how: Retraining) -> dict[str, Any]:
         "weights": SUPPRESSED if refusal else NOT_IN_WEIGHTS,
         "scaled_with": _scaled_with(state),
     }
+
+
+@dataclass(frozen=True)
+class _NewModel:
+    """A model that was trained anew."""
+
+    model: nn.Module
+    federation: Federation  # that it was trained on
+    facts: Mapping[str, Any]
+    compared: Mapping[str, Any]
+
+
+def _follow(session: Session, writer: Writer, state: State, new: _NewModel, limits: Limits) -> str | None:
+    """Finish the requests of `state`, and answer from the new base those that came in since: it was trained on their
+    rows. Why not, if one of them would harm somebody."""
+    model, now = new.model.to(session.device), writer.state
+    store, collected = ask_clients(session, writer, model, last_config(now), new.federation)
+    served = session.plugged(now).served
+    desk = BaseDesk(
+        writer,
+        plug(model, now.about.get("cut")),
+        store,
+        new.federation,
+        FederationJudge(new.federation),
+        served.config if served else None,
+        state.standing,
+        new.compared,
+    )
+    return desk.put_in_place(new.facts, collected, 0, limits).declined
 
 
 def _standing(state: State) -> list[str]:
@@ -169,7 +207,13 @@ def print_retrained(result: dict[str, Any], run: Path) -> None:
                 "Note: the constants that scale the table's columns were made from all rows, the forgotten ones "
                 "included. Train a new folder with --standardise FILE for public constants."
             )
-        typer.echo(visible(f"Next: fedup collect{of(run)}. Evidence: fedup evidence {result['requests'][0]}{of(run)}"))
+        if result["followed"]:
+            typer.echo(
+                f"{', '.join(result['followed'])} came in while the model was trained, which holds their rows: they "
+                "stand as before, answered from the new base. `fedup retrain` finishes them."
+            )
+        step = f"fedup status{of(run)}" if result["collected"] else f"fedup collect{of(run)}"
+        typer.echo(visible(f"Next: {step}. Evidence: fedup evidence {result['requests'][0]}{of(run)}"))
 
 
 def _print_plan(result: dict[str, Any], names: str) -> None:
@@ -196,11 +240,13 @@ def _print_comparison(result: dict[str, Any]) -> None:
 
 
 def _print_declined(result: dict[str, Any]) -> None:
-    reason = result["declined"]
+    reason, came = result["declined"], ", ".join(result["followed"])
+    kept = "Its rounds are kept: the same command with --force puts it in place, and trains no round again."
+    if came:
+        kept = f"{came} came in meanwhile: the same command trains for all of them."
     typer.echo(
         visible(
             f"Not put in place: a model was trained without {', '.join(result['requests'])}, but {reason}.\n"
-            "The folder serves what it served before. Its rounds are kept: the same command with --force puts it in "
-            "place, and trains no round again."
+            f"The folder serves what it served before. {kept}"
         )
     )

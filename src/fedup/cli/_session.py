@@ -1,5 +1,6 @@
 """A run folder together with what its recipe makes: data, federation, model; each made when first needed."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -26,6 +27,8 @@ from fedup.run.state import State
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import Centroids
 from fedup.subjects import SubjectKey
+from fedup.target_words import targets_of
+from fedup.targets import Targets
 from fedup.tasks.datasets import Dataset
 from fedup.tasks.evaluation import FederationJudge
 from fedup.tasks.machine import describe_machine
@@ -195,14 +198,34 @@ class Session:
     def probe(self, state: State) -> torch.Tensor:
         """Random inputs of the model's shape, always the same: for checks that need no data."""
         if state.about.get("made_by"):
-            row = state.collected.body.get("example") if state.collected else None
-            if row is None or not row["type"].startswith("float"):
-                raise NoArchitectureError(f"{self.run.path} does not say what its inputs look like.")
-            return torch.randn(16, *row["shape"], generator=generator(0, "probe")).to(self.device)
+            row, dtype = self.row_form(state)
+            if not dtype.is_floating_point:
+                raise NoArchitectureError(f"{self.run.path} takes whole numbers, and does not say which.")
+            return torch.randn(16, *row, generator=generator(0, "probe")).to(self.device)
         shape, source = state.about["input_shape"], generator(0, "probe")
         if state.about["input"]["kind"] == "text":
             return torch.randint(1, 20_000, (16, *shape), generator=source).to(self.device)
         return torch.randn(16, *shape, generator=source).to(self.device)
+
+    def row_form(self, state: State) -> tuple[tuple[int, ...], torch.dtype]:
+        """Shape and type of a row, as the server app noted them when it collected."""
+        collected = self._last_collection(state)
+        if "example" not in collected:
+            raise NoArchitectureError(f"{self.run.path} does not say what its inputs look like: nobody collected yet.")
+        return tuple(collected["example"]["shape"]), getattr(torch, collected["example"]["type"])
+
+    def targets(self, state: State) -> Targets:
+        """What the model learns."""
+        how = self._last_collection(state).get("how", {}) if self.is_remote else {}
+        targets: Targets = how.get("targets", targets_of(state.about))
+        return targets
+
+    @staticmethod
+    def _last_collection(state: State) -> Mapping[str, Any]:
+        """What the journal says of the last collection, of whichever base."""
+        events = reversed(state.events)
+        bodies = (event.body if event.kind == "collected" else event.body.get("collected") for event in events)
+        return next((body for body in bodies if body), {})
 
     def plugged(self, state: State) -> PluggedModel:
         """The model under the filter in force, for a writer."""

@@ -11,7 +11,6 @@ from fedup.cli._wording import visible
 from fedup.errors import ArtifactError
 from fedup.registry import names as registered
 from fedup.run.state import State
-from fedup.target_words import targets_of
 
 if TYPE_CHECKING:
     from fedup.tasks.datasets import Images, Tables, Texts
@@ -30,6 +29,7 @@ def predict(
     ] = None,
     column: Annotated[str | None, typer.Option(help="Column of Parquet files; by default image or text.")] = None,
     resize: Annotated[bool, typer.Option("--resize", help="Resize images of another size.")] = False,
+    model: options.ModelPathOption = None,
     device: options.DeviceOption = "cpu",
     threads: options.ThreadsOption = None,
     as_json: options.JsonOption = False,
@@ -37,32 +37,39 @@ def predict(
     """Classify images, texts or rows of a table under the filter in force; each answer names the filter.
 
     Columns of a table are found by their names; rows are named by their id, if training had a column of ids.
-    Text files and standard input hold one text per line. With --json each answer is a line of JSON.
+    Text files and standard input hold one text per line. With --json each answer is a line of JSON. For the folder of a
+    server app inputs are rows as its nodes prepare them, in .npy files or as `x` in .npz files.
 
     Examples:
     [bold]fedup predict digit.png[/]
     [bold]fedup predict new_patients.csv --run runs/patients[/]
     [bold]cat news.txt | fedup predict - --run runs/news --json[/]
     """
-    from fedup.cli._inputs import InputReader
+    from fedup.cli._inputs import InputReader, PreparedRows
     from fedup.cli._session import Session
     from fedup.tasks.evaluation import predict as logits_for
     from fedup.tasks.scores import answer_in_words
 
-    session = Session(run, device=device)
-    state, model = session.answering()
+    session = Session(run, device=device, model=model)
+    state, answering = session.answering()
     in_force = state.filter.sha256 if state.filter else "none"
     if filter_id is not None and (not filter_id or not in_force.startswith(filter_id.lower())):
         raise ArtifactError(
             f"The filter in force is {in_force[:16]}, and {filter_id!r} was asked for: nothing was answered. "
             "`fedup status` shows what is in force."
         )
-    reader = InputReader(_inputs(session.recipe.data, state), column, resize)
-    names, items = state.about["class_names"], reader.read(inputs)
+    remote = session.is_remote
+    reader = (
+        PreparedRows(*session.row_form(state))
+        if remote
+        else InputReader(_inputs(session.recipe.data, state), column, resize)
+    )
+    items = reader.read(inputs)
     while batch := list(islice(items, _BATCH)):
         x = reader.inputs.prepare([raw for _, raw in batch]).to(session.device)
-        for (own, _), outputs in zip(batch, logits_for(model, x), strict=True):
-            said, words = answer_in_words(outputs, targets_of(state.about), names)
+        for (own, _), outputs in zip(batch, logits_for(answering, x), strict=True):
+            names = state.about["class_names"] or [str(number) for number in range(len(outputs))]
+            said, words = answer_in_words(outputs, session.targets(state), names)
             answer = {"input": own, **said, "filter": state.filter.id if state.filter else None}
             typer.echo(json.dumps(answer, ensure_ascii=False) if as_json else visible(f"{own}\t{words}"))
     if not as_json:

@@ -1,6 +1,5 @@
 """`fedup restore`."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +8,8 @@ import typer
 from fedup.cli import _options as options
 from fedup.cli._complete import requests as known_requests
 from fedup.cli._progress import wide_console
-from fedup.cli._text import contact_in_words, describe, figures_table, print_declined, seconds
+from fedup.cli._text import contact_in_words, describe, figures_table, of, print_declined, seconds
+from fedup.cli.unlearn import WAITING
 from fedup.run.bases import check_not_finished
 
 
@@ -33,13 +33,15 @@ def restore(
 ) -> None:
     """Take requests back; after the last one the original model answers, bit for bit.
 
+    In the folder of a server app, what needs clients is queued for the server (exit status 3).
+
     Examples:
     [bold]fedup restore R1[/]
     [bold]fedup restore --subject P-113[/]
     [bold]fedup restore --all --run runs/mnist[/]
     """
     from fedup.cli._session import Session
-    from fedup.run.answer import Limits, RequestDesk
+    from fedup.run.answer import Limits
     from fedup.run.queue import withdraw
 
     if bool(requests or subject) == everything:
@@ -67,17 +69,15 @@ def restore(
 
             result |= restore_exactly(session, to_restore, state, writer)
         elif to_restore:
-            # The last one needs neither centroids nor clients.
-            last = all(request in to_restore for request in state.active) and not any(r.is_open for r in to_restore)
-            desk = RequestDesk(writer, session.plugged(state), None, facts=session.facts)
-            if not last:
-                clients, judge = session.federation_if_here, session.judge()
-                desk = replace(desk, centroids=session.store(state, writer), clients=clients, judge=judge)
-            result |= describe(desk.restore(to_restore, limits=limits))
+            from fedup.cli._queue import restore_or_queue
+
+            result |= restore_or_queue(session, writer, to_restore, limits)
         result |= {"remaining": [request.id for request in writer.state.active], "base": writer.state.base}
     options.show(result, as_json, lambda result: _print(result, run))
     if result.get("declined"):
         raise typer.Exit(1)
+    if result.get("queued"):
+        raise typer.Exit(WAITING)
 
 
 def _print(result: dict[str, Any], run: Path) -> None:
@@ -87,6 +87,17 @@ def _print(result: dict[str, Any], run: Path) -> None:
         print_answered(result, run, done="taken back")
         return
     console, names = wide_console(), ", ".join(result["requests"])
+    if result.get("queued"):
+        listed = ", ".join(result["queued"])
+        done = "is queued" if result["new"] else "was queued before"
+        console.print(
+            f"To take back {listed} needs the clients, and {done}: the next server app that opens the folder does it "
+            "(RunServer.answer_queued or serve_queue). Until then nothing changes. "
+            f"How it stands: fedup status{of(run)}",
+            soft_wrap=True,
+            markup=False,
+        )
+        return
     if result["already"]:
         console.print(f"Taken back before, or refused: {', '.join(result['already'])}; nothing to do.")
     if not result["requests"]:

@@ -73,9 +73,12 @@ def _print_queue(console: Console, found: dict[str, Any]) -> None:
             f"[yellow]Queued[/] {names}: the server app answers them, one by one. Nothing is suppressed for them yet, "
             "and their rows are left out of later rounds of training."
         )
+    if found["returning"]:
+        names = ", ".join(own["id"] for own in found["returning"])
+        console.print(f"[yellow]To be taken back[/] {names}, by the server app. Until then each stays as it is.")
     if served := found["in_service"]:
         console.print(f"[green]In service[/] {served['request']}: {escape(served['by'])}.")
-    for own in found["queued"]:
+    for own in (*found["returning"], *found["queued"]):
         if own["postponed"]:
             console.print(f"[yellow]Postponed[/] {own['id']}: {escape(as_command_line(own['postponed']))}")
     for own in found["refused"]:

@@ -35,7 +35,7 @@ class DeltaQuestion(ExactQuestion[ClientDelta]):
 
     def rows(self, data: ClientData) -> DeltaRows:
         """The client's rows that the answer depends on."""
-        client, y = data.client, data.y
+        client, y = data.without(self.groups.finished).client, data.y
         named = [named_rows(client, request, client.train, y)[0] for request in self.groups.requests.values()]
         forgotten = torch.cat([client.train[:0], *named]).unique()
         retained = named_rows(client, self.groups.forget_set, client.train, y)[1]

@@ -37,7 +37,7 @@ def _centroid_config(details: Details, name: str) -> CentroidConfig:
 def _row_groups(details: Details, name: str) -> RowGroups:
     plain = details[name]
     requests = {str(request): _forget(named) for request, named in plain["requests"].items()}
-    return RowGroups(requests, _forget(plain["gone"]))
+    return RowGroups(requests, _forget(plain["gone"]), finished=frozenset(plain.get("finished", ())))
 
 
 def _forget(plain: Details) -> Forget:

@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedup.clients.collect import collect as ask_clients
 from fedup.errors import ContactError, RequestError, SettingError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.flower.contact import GridContact
-from fedup.flower.new_base import collect_retained, put_retrained, train_on
+from fedup.flower.new_base import NewBase, collect_retained, put_retrained, train_on, unnamed_persons
 from fedup.flower.serve_queue import POLL_S, RETRY_S, QueueService
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint
@@ -74,8 +75,9 @@ class RunServer:
     @property
     def left_out(self) -> Forget:
         """What no later round may train on: all requests but those that were taken back or refused."""
-        state = self.state
-        return union([state.left_out, *(request.forget for request in state.finished)])
+        state, unnamed = read_with(self.run, lambda state: unnamed_persons(self.run, state))
+        known = union([state.left_out, *(request.forget for request in state.finished)])
+        return replace(known, resolved_tags=known.resolved_tags.difference(*unnamed.values()))
 
     def keep(self, model: nn.Module) -> None:
         """Store the trained model; one that is stored already must be the same."""
@@ -211,13 +213,25 @@ class RunServer:
         """Put a model in place that more rounds led to. Statistics are collected anew from it with the settings of
         `fedup.collect`, and the requests in force follow. `before` is the `state` when these rounds began, without its
         `left_out`; if the requests changed since, that is an error, and nothing is changed."""
-        facts = {"trained": self._facts, "more_rounds": rounds}
-        return train_on(self, model, contact, before, facts=facts, settings=settings, limits=limits or Limits(None))
+        new = NewBase(model, self._facts, contact, settings, limits or Limits(None))
+        return train_on(self, new, before, rounds)
 
-    def put_retrained(self, model: nn.Module, before: State) -> None:
+    def put_retrained(
+        self,
+        model: nn.Module,
+        before: State,
+        contact: GridContact | None = None,
+        *,
+        limits: Limits | None = None,
+        **settings: Any,
+    ) -> Followed:
         """Serve a model that was trained from scratch without the `left_out` of `before`, the `state` when training
-        began. Its requests are finished; filter, statistics and what is sealed are dropped. Collect anew then."""
-        put_retrained(self, model, before, facts=self._facts)
+        began. Its requests are finished; filter, statistics and what is sealed are dropped. Collect anew then.
+
+        Requests that were answered since then need a `contact` of the new model, and the settings of `fedup.collect`:
+        they are answered again from the new base, which holds their rows, and all is put in place in one event.
+        """
+        return put_retrained(self, NewBase(model, self._facts, contact, settings, limits or Limits(None)), before)
 
     @property
     def _facts(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedup.errors import ContactError, FedUPError, SettingError
 from fedup.run.answer import Judge, RequestDesk
-from fedup.run.queue import Served, serve
+from fedup.run.queue import Served, serve, to_serve
 
 if TYPE_CHECKING:
     from fedup.flower.contact import GridContact
@@ -42,7 +42,8 @@ class QueueService:
         return served
 
     def answer_all(self, *, retry_s: float = RETRY_S, until: Callable[[], bool] = lambda: False) -> list[Served]:
-        """Answer each request that is queued now, in the order in which they came; those postponed not too often."""
+        """Take back what is to be taken back, and answer each request that is queued now, in the order in which they
+        came; those postponed not too often."""
         now, stamp = time.monotonic(), self._stamp()
         if (nodes := self._contact.connected) != self._nodes:  # somebody came back, maybe
             self._nodes, self._not_before, self._read = nodes, {}, None
@@ -51,7 +52,7 @@ class QueueService:
         due = any(at <= now for at in self._not_before.values())
         if stamp == self._read and not due:  # to read a long journal takes a while
             return []
-        served, queued = list[Served](), self._server.state.queued
+        served, queued = list[Served](), to_serve(self._server.state)
         self._not_before = {own.id: self._not_before[own.id] for own in queued if own.id in self._not_before}
         for request in queued:
             if until():

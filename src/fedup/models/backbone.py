@@ -14,6 +14,7 @@ from fedup.rng import generator
 HEAD = "head"  # the name of the last layer, and the cut before it
 MOST_STEPS = 32767  # steps of the grid within the bound: 16 bits hold a feature
 _PROBES = 16  # noise images or texts, from which an unknown grid is chosen
+_DIRECTIONS = 1024  # of noise, to see how much longer random features make rows
 _WORDS = 100  # ids of word pieces in a noise text are below this
 _ROOM = 4.0  # by which the bound exceeds the longest features of noise
 MOST_FEATURES = 8192  # a second moment of so many takes 270 MB
@@ -123,7 +124,7 @@ class Widened(nn.Module):
     """Features, and behind them max(0, w · x) for random directions w from a public seed: more of them.
 
     A linear head on these bends (the arc-cosine kernel, Cho & Saul 2009). The new ones are scaled so that all of them
-    together are about as long as the features before.
+    together are about as long as the features before; a few of them, so that each is about as large as those before.
     """
 
     matrix: Tensor
@@ -134,7 +135,14 @@ class Widened(nn.Module):
             raise SettingError(f"{width} features become {width + 1} to {MOST_FEATURES:,} of them; found {to}.")
         self.module, more = module, to - width
         drawn = torch.randn(width, more, generator=generator(seed, "widening", width, to), dtype=torch.float64)
-        self.register_buffer("matrix", (drawn * (2 / more) ** 0.5).float())
+        self.register_buffer("matrix", (drawn * (2 / max(more, width)) ** 0.5).float())
+
+    @property
+    def lengthens(self) -> float:
+        """How many times as long rows become, at most, of noise."""
+        noise = torch.randn(_DIRECTIONS, len(self.matrix), generator=generator(0, "widened probe")).double()
+        added = (noise @ self.matrix.double()).relu().norm(dim=1) / noise.norm(dim=1)
+        return float((1 + added.square()).sqrt().max())
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.module(x).flatten(1)
@@ -145,17 +153,19 @@ def resized(backbone: Backbone, to: int, example: Tensor, seed: int = 0) -> Back
     """The same backbone with fewer features, by a projection, or with more, by random ones behind them.
 
     Stores and messages grow with the square of their number. No client's row decides any of it. With more features
-    rows are longer, and the grid is coarser by a factor of two.
+    rows are longer, and the grid is coarser by a factor of two, or by more where noise shows that this is not enough.
     """
     if to == backbone.width:
         return backbone
     fewer, before = to < backbone.width, backbone.preprocessing
+    module = (Projected if fewer else Widened)(backbone, backbone.width, to, seed)
+    coarser = max(2.0, _power_of_two(module.lengthens)) if isinstance(module, Widened) else 1.0
     words = f"random projection to {to} features" if fewer else f"random features behind them, {to} in all"
     return Backbone(
-        (Projected if fewer else Widened)(backbone, backbone.width, to, seed),
+        module,
         example,
         origin=backbone.origin,
-        step=backbone.step if fewer else 2 * backbone.step,
+        step=coarser * backbone.step,
         preprocessing=None if before is None else f"{before}; {words}, seed {seed}",
     )
 

@@ -16,7 +16,8 @@ _ANSWERS = (
     *("trained", "collected", "unlearned", "restored", "renewed", "waiting", "withdrawn", "purged", "declined"),
     *("continued", "retrained"),
 )
-_QUEUE = ("queued", "withdrawn", "postponed", "refused", "declined", "evaluated", "evidenced")  # they change no answer
+# They change no answer.
+_QUEUE = ("queued", "restore queued", "withdrawn", "postponed", "refused", "declined", "evaluated", "evidenced")
 
 
 class BriefWriter(Writer):

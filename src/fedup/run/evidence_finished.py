@@ -33,7 +33,7 @@ def of_finished(state: State, request: Request) -> dict[str, Any]:
         "claimed": [_TRAINED_WITHOUT, _DROPPED],
         "finished": {
             "at": request.finished_in.at,
-            "with": [name for name in body["requests"] if name != request.id],
+            "with": [name for name in body.get("finished", body["requests"]) if name != request.id],
             "fingerprint": body["trained"]["fingerprint"],
             "generation": state.generation_at(request.finished_in.seq),
             "rows": body["trained"]["rows"],

@@ -94,7 +94,7 @@ def _claim_accuracy(claim: Mapping[str, Any] | None) -> list[tuple[str, list[flo
 
 def _compared(finished: Mapping[str, Any] | None) -> list[tuple[str, list[float]]]:
     """The model before, under its filter, and the one trained without the rows, on retained validation rows."""
-    if not finished:
+    if not finished or not finished["compared"]:  # a server app has no rows to compare on
         return []
     scores = [finished["compared"][name]["validation"] for name in ("served", "candidate")]
     return [("validation rows that stay", scores)] if None not in scores else []

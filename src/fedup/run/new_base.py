@@ -71,14 +71,18 @@ class BaseDesk:
     clients: Federation | Contact | None = None
     judge: Judge | None = None
     config: FilterConfig | None = None  # of the filter in force
+    finished: Sequence[Request] = ()  # that the new base was trained without
+    compared: Mapping[str, Any] = field(default_factory=dict)  # with the one that is served, where some are finished
 
     def put_in_place(
         self, trained: Mapping[str, Any], collected: Mapping[str, Any], more_rounds: int, limits: Limits
     ) -> Followed:
         """Answer the requests in force and those that are open from the new base, and put all of it in place in one
-        event; or note only why not. Statistics of forgotten rows are destroyed before anything is stored."""
-        state = self.writer.state
-        following = [*state.active, *state.open] if self.store is not None else []
+        event; or note only why not. Statistics of forgotten rows are destroyed before anything is stored. The
+        requests that are `finished` need no answer any more."""
+        state, done = self.writer.state, {request.id for request in self.finished}
+        answered = (*state.active, *state.open) if self.store is not None else ()
+        following = [request for request in answered if request.id not in done]
         report, figures = Report(frozenset()), None
         if following:
             try:
@@ -86,7 +90,7 @@ class BaseDesk:
             except HarmError as error:
                 report = error.report or report
                 return self._declined(following, report, str(error).partition(" Nothing was changed.")[0])
-            lost = [request.id for request in state.active if request.forget in report.withheld]
+            lost = [own.id for own in following if own.is_active and own.forget in report.withheld]
             if lost:
                 why = f"{', '.join(lost)} would lose the filter: it would make the model know these rows better"
                 return self._declined(following, report, why)
@@ -149,6 +153,7 @@ class BaseDesk:
             "config": served.settings if served else None,
             "requests": entries,
             "active": [entry["id"] for entry in entries if not entry["withheld"]],
+            **({"finished": [own.id for own in self.finished], "compared": self.compared} if self.finished else {}),
             "base": self.plugged.base_fingerprint,
             "figures": figures,
             "centroids_used": report.centroids_used,

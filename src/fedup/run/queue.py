@@ -28,7 +28,7 @@ SERVING = "serving"  # a file of the folder, locked by the process that answers 
 _WAIT_S = 600.0
 _TRIES = 5  # while others change the folder
 _QUEUED = "it needs the clients, and is queued for the server that reaches them"
-Status = Literal["answered", "open", "waiting", "refused", "postponed", "withdrawn"]
+Status = Literal["answered", "open", "waiting", "refused", "postponed", "withdrawn", "restored", "not restored"]
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,24 @@ def withdraw(writer: Writer, requests: Sequence[Request], *, facts: Mapping[str,
     return Outcome(ids, writer.state.filter, Report(writer.state.forgets), None)
 
 
+def enqueue_restoration(
+    writer: Writer, requests: Sequence[Request], options: QueueOptions, *, facts: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Put on record that the server is to take these requests back; they stay in force until it has. Returns those that
+    were not on record before."""
+    new = [request.id for request in requests if not request.is_returning]
+    if new:
+        writer.commit("restore queued", {**(facts or {}), "requests": new, "options": options.to_json()})
+    return new
+
+
 def describe_queue(run: Run, state: State) -> dict[str, Any]:
     """What is queued, in service and refused, for `fedup status`."""
     served = in_service(run)
     return {
         "queued": [{"id": own.id, "postponed": own.postponed} for own in state.queued],
-        "in_service": served if served and served["request"] in [own.id for own in state.queued] else None,
+        "returning": [{"id": own.id, "postponed": own.postponed} for own in state.returning],
+        "in_service": served if served and served["request"] in [own.id for own in to_serve(state)] else None,
         "refused": [{"id": own.id, "why": own.refusal} for own in state.requests if own.refusal is not None],
     }
 
@@ -124,13 +136,19 @@ def clients_of(state: State) -> set[int]:
     return {int(sent["client"]) for sent in state.collected.body["releases"]} if state.collected else set()
 
 
+def to_serve(state: State) -> tuple[Request, ...]:
+    """What the server that reaches the clients is to do: requests to take back, and then those to answer."""
+    return *state.returning, *state.queued
+
+
 def options_of(request: Request) -> QueueOptions:
-    """The options that a queued request came with."""
-    return QueueOptions(**request.asked_in.body["options"])
+    """The options that a queued request came with, or the wish to take it back."""
+    return QueueOptions(**(request.returning or request.asked_in).body["options"])
 
 
 def serve(run: Run, request_id: str, open_desk: Callable[[str], AbstractContextManager[RequestDesk]]) -> Served:
-    """Answer one queued request. It is planned anew with what the folder holds now, and answered wholly or not at all.
+    """Answer one queued request, or take one back. It is planned anew with what the folder holds now, and done wholly
+    or not at all.
 
     If clients cannot be reached it stays queued (`postponed`); what cannot be answered at all is refused, with the
     reason on record. A folder that is damaged raises.
@@ -138,7 +156,7 @@ def serve(run: Run, request_id: str, open_desk: Callable[[str], AbstractContextM
     why = "other processes keep changing the folder"
     for _ in range(_TRIES):
         request = run.read().request(request_id)
-        if not request.is_queued:
+        if not (request.is_queued or request.is_returning):
             return _found(request)
         try:
             with held(run.path / SERVING, f"serve {request.id}"):
@@ -160,14 +178,20 @@ def serve(run: Run, request_id: str, open_desk: Callable[[str], AbstractContextM
 
 def _answer(request: Request, open_desk: Callable[[str], AbstractContextManager[RequestDesk]]) -> Outcome:
     options = options_of(request)
+    limits = options.limits
     with open_desk(request.id) as desk:
+        if request.is_returning:
+            outcome = desk.restore([request], limits=limits(judged=desk.judge is not None))
+            if outcome.declined is not None:
+                raise RequestError(outcome.declined)
+            return outcome
         served = desk.plugged.served
         config = replace(served.config if served else FilterConfig(), **options.settings)
         return desk.unlearn(
             [NewRequest(request.forget, request.reference, request.entry["rows"])],
             config=config,
             keep_sealed=options.keep_sealed,
-            limits=options.limits(judged=desk.judge is not None),
+            limits=limits(judged=desk.judge is not None),
         )
 
 
@@ -176,6 +200,7 @@ def _found(request: Request) -> Served:
     if request.refusal is not None:
         return Served(request.id, "refused", request.refusal)
     states: dict[Status, bool] = {
+        "restored": request.restored_in is not None and request.returning is not None,
         "withdrawn": request.restored_in is not None,
         "postponed": request.is_queued,
         "waiting": request.is_waiting,
@@ -189,11 +214,11 @@ def _note(run: Run, request_id: str, kind: Literal["postponed", "refused"], why:
     """Put on record why a request is not answered; the same reason is not written twice."""
     with run.writing("serve", wait_s=_WAIT_S) as writer:
         request = writer.state.request(request_id)
-        if not request.is_queued:
+        if not (request.is_queued or request.is_returning):
             return _found(request)
         if kind == "refused" or request.postponed != why:
             writer.commit(kind, {"requests": [request.id], "why": why})
-    return Served(request_id, kind, why)
+    return Served(request_id, "not restored" if request.is_returning and kind == "refused" else kind, why)
 
 
 def in_service(run: Run) -> dict[str, str] | None:

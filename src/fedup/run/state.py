@@ -52,6 +52,7 @@ class Request:
     queued: bool = False
     postponed: str | None = None  # why the server could not answer it yet (run.queue)
     refusal: str | None = None  # why the server does not answer it
+    returning: Event | None = None  # the server that reaches the clients is to take it back; it is in force until then
     followed_in: Event | None = None  # answered again for a later base
     finished_in: Event | None = None  # the base was trained anew without it
 
@@ -80,6 +81,10 @@ class Request:
     @property
     def is_queued(self) -> bool:
         return self.is_standing and self.queued
+
+    @property
+    def is_returning(self) -> bool:
+        return self.is_standing and self.returning is not None
 
     @property
     def status(self) -> str:
@@ -177,6 +182,11 @@ class State:
     def queued(self) -> tuple[Request, ...]:
         """Requests that wait for a server that reaches the clients, in the order in which they came."""
         return tuple(request for request in self.requests if request.is_queued)
+
+    @property
+    def returning(self) -> tuple[Request, ...]:
+        """Requests that the server that reaches the clients is to take back; they are in force, or open, until then."""
+        return tuple(request for request in self.requests if request.is_returning)
 
     @property
     def standing(self) -> tuple[Request, ...]:
@@ -304,6 +314,10 @@ def _after(state: State, event: Event) -> State:
             return replace(state, requests=_with_restored(state, event))
         case "queued":
             return replace(state, requests=_with_new(state, event, queued=True))
+        case "restore queued":
+            named = set(body["requests"])
+            back = (replace(own, returning=event) if own.id in named else own for own in state.requests)
+            return replace(state, requests=tuple(back))
         case "postponed" | "refused":
             return replace(state, requests=_with_reason(state, event.kind, body["requests"], body["why"]))
         case "declined":  # a filter not put in force; queued requests are refused with it, unless clients were absent
@@ -349,11 +363,15 @@ def _with_restored(state: State, event: Event) -> tuple[Request, ...]:
 
 
 def _with_reason(state: State, kind: str, ids: Iterable[str], why: str) -> tuple[Request, ...]:
-    """All requests; of those that are queued under these ids, why they are postponed or refused."""
+    """All requests; of those that are queued under these ids, or are to be taken back, why they are postponed or
+    refused. What is not taken back stays as it is."""
     named = set(ids)
     change: dict[str, Any] = {"postponed": why} if kind == "postponed" else {"refusal": why, "queued": False}
+    stays: dict[str, Any] = {"postponed": why} if kind == "postponed" else {"postponed": why, "returning": None}
     return tuple(
-        replace(request, **change) if request.id in named and request.is_queued else request
+        replace(request, **(stays if request.is_returning else change))
+        if request.id in named and (request.is_queued or request.is_returning)
+        else request
         for request in state.requests
     )
 
@@ -364,7 +382,8 @@ def _with_new_base(state: State, event: Event) -> State:
     trained, model = replace(event, body=body["trained"]), FileRecord(**body["trained"]["model"])
     if event.kind == "retrained":
         known |= {name: replace(known[name], finished_in=event) for name in body["requests"]}
-    else:  # requests were answered anew
+    else:  # requests were answered anew; others may be finished besides
+        known |= {name: replace(known[name], finished_in=event) for name in body.get("finished", ())}
         for entry in body["requests"]:
             known[entry["id"]] = replace(known[entry["id"]], followed_in=event, withheld=entry["withheld"])
     collected = replace(event, body=body["collected"]) if body["collected"] is not None else None

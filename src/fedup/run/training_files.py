@@ -9,13 +9,15 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from fedup.errors import RequestError
 from fedup.files import explained
+from fedup.run.journal import Event
 from fedup.run.lock import held, holder
-from fedup.run.state import State
+from fedup.run.state import Request, State, state_of
 
 Kind = Literal["continue", "retrain"]
 FOLDER, LOCK = "training", "retrain.lock"
@@ -26,7 +28,8 @@ def purpose(state: State) -> str:
     """A hash of what a training is for: the base that it replaces, and the requests that it leaves out."""
     left_out = [(request.id, request.forget.digest) for request in state.standing]
     finished = [request.id for request in state.finished]
-    text = json.dumps([state.base, sorted(left_out), finished])
+    returning = [request.id for request in state.returning]
+    text = json.dumps([state.base, sorted(left_out), finished, *([returning] if returning else [])])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -66,12 +69,35 @@ def check_purpose(before: State, now: State) -> None:
         came, went = sorted(names[1] - names[0]), sorted(names[0] - names[1])
         parts = [f"{', '.join(came)} came in"] if came else []
         parts += [f"{', '.join(went)} is taken back or finished"] if went else []
+        back = sorted({own.id for own in now.returning} - {own.id for own in before.returning})
+        parts += [f"{', '.join(back)} is to be taken back"] if back else []
+        parts = parts or ["more became known of a request"]
         changed = " and ".join(parts)
     raise RequestError(
         f"While the model was trained, {changed}: the new model was made for other requests than those that hold now. "
         "It was not put in place, and the folder serves what it served. Run the same command again: it trains "
         "for the requests that hold then."
     )
+
+
+def came_since(before: State, now: State) -> tuple[Request, ...]:
+    """The requests that came in since a training anew began. Raises if the base changed meanwhile or a request was
+    taken back: then the new model would be another than the one that is wanted."""
+    known = {(request.id, request.forget.digest) for request in before.standing}
+    came = tuple(request for request in now.standing if (request.id, request.forget.digest) not in known)
+    later = {request.id for request in came}
+    rest = (replace(s, requests=tuple(own for own in s.requests if own.id not in later)) for s in (before, now))
+    check_purpose(*rest)
+    return came
+
+
+def put_in_place_unseen(folder: Path, state: State) -> Event | None:
+    """The event of more rounds whose command was killed between that event and its end; None if there is none."""
+    event = next((event for event in reversed(state.events) if event.kind == "continued"), None)
+    if event is None or not (folder / FOLDER).is_dir():
+        return None
+    before = state_of(state.events[: event.seq - 1])
+    return event if checkpoint(folder, before, "continue").exists() else None
 
 
 def sweep_training(folder: Path, state: State) -> None:

@@ -1,13 +1,14 @@
 """The data that a client answers from, in process and on a real node."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from fedup.federation import Client
+from fedup.federation import Client, named_rows
 from fedup.models.features import FeatureReader
+from fedup.request import Forget
 from fedup.targets import kind_of
 
 
@@ -43,6 +44,14 @@ class ClientData:
         """By training row, the number of its cell: the class; with other targets `num_classes`, for all rows. (n,)"""
         rows = self.client.train
         return self.y[rows] if kind_of(self.y) == "classes" else torch.full_like(rows, self.num_classes)
+
+    def without(self, finished: frozenset[int]) -> "ClientData":
+        """The same without the rows of these classes; a label leaves no row out."""
+        if not finished or kind_of(self.y) != "classes":
+            return self
+        client, request = self.client, Forget(class_ids=finished)
+        parts = (client.train, client.validation, client.heldout)
+        return replace(self, client=Client(client.id, *(named_rows(client, request, own, self.y)[1] for own in parts)))
 
     def shared_reader(self, cut: str) -> FeatureReader | None:
         """The shared reader of features at a cut, if there is one."""

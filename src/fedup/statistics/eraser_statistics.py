@@ -7,7 +7,7 @@ the chosen cut.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from typing import Any, Self
@@ -47,6 +47,7 @@ class RowGroups:
 
     requests: Mapping[str, Forget]  # by name
     forget_set: Forget  # all active requests together
+    finished: frozenset[int] = field(default=frozenset(), kw_only=True)  # classes: no row of them counts any more
 
     def to(self, client: int) -> Self:
         """The part that a client needs to know."""
@@ -55,13 +56,14 @@ class RowGroups:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         requests = {name: request.to_json() for name, request in self.requests.items()}
-        return {"requests": requests, "gone": self.forget_set.to_json()}
+        finished = {"finished": sorted(self.finished)} if self.finished else {}
+        return {"requests": requests, "gone": self.forget_set.to_json(), **finished}
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Self:
         """The opposite of `to_json`."""
         requests = {name: Forget.from_json(request) for name, request in plain["requests"].items()}
-        return cls(requests, Forget.from_json(plain["gone"]))
+        return cls(requests, Forget.from_json(plain["gone"]), finished=frozenset(plain.get("finished", ())))
 
     def with_places(self, places: Callable[[Forget], Forget]) -> Self:
         """The same with the places of samples among a node's rows."""

@@ -66,6 +66,7 @@ class Tally:
 
 def rows_counted(data: ClientData, counted: RowsToCount) -> Iterator[tuple[bool, Tensor]]:
     """The groups of rows that `tally` counts answers to, and whether it counts by label."""
+    data = data.without(counted.finished)
     y, client = data.y, data.client
     held_out = torch.cat([client.validation, client.heldout])
     if kind_of(y) != "classes":
@@ -93,6 +94,7 @@ def tally(data: ClientData, counted: RowsToCount, *, original: nn.Module, before
     """A client's counts of hits before and after a request."""
     if kind_of(data.y) != "classes":
         return _target_tally(data, counted, original=original, before=before, after=after)
+    data = data.without(counted.finished)
     x, y, client = data.x, data.y, data.client
     held_out = torch.cat([client.validation, client.heldout])
     classes: list[dict[int, Paired]] = []

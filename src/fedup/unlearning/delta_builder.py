@@ -125,9 +125,11 @@ class DeltaBuilder:
         """One for each client with such rows. What others forget is not in it: a change depends on one client only."""
         rows = union(own)
         named = {request.digest: Forget(request.client_ids, sample_ids=request.sample_ids) for request in own}
-        groups = RowGroups(named, Forget(left_out.client_ids, sample_ids=left_out.sample_ids))
+        finished = self.store.finished
+        apart = Forget(left_out.client_ids, sample_ids=left_out.sample_ids)
+        groups = RowGroups(named, apart, finished=finished.class_ids)
         cut, questions = self.plugged.cut, {}
-        for client in sorted({*rows.client_ids, *rows.sample_ids}):
+        for client in sorted({*rows.client_ids, *rows.sample_ids} - finished.client_ids):
             of_client = groups.to(client)
             requests = {name: part for name, part in of_client.requests.items() if part.kind}
             questions[client] = DeltaQuestion(cut, replace(of_client, requests=dict(sorted(requests.items()))))

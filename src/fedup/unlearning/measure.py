@@ -155,7 +155,9 @@ class Measurement:
         carried, deviations = {request.digest: self._labels_carried(request) for request in poisoned}, ()
         if isinstance(self._fit, TargetFit):
             carried, deviations = {}, tuple(self._fit.statistics(forget_set).deviations.tolist())
-        rows = RowsToCount(parts, forget_set, carried, classes, deviations)
+        store = self._plan.centroids
+        left_out, finished = store.left_out(candidate.requests), store.finished.class_ids
+        rows = RowsToCount(parts, left_out, carried, classes, deviations, finished=finished)
         clients = self._who_counts(requests, forget_set, classes=classes)
         self._report.clients_counting += clients
         before = before if before is not None else self._plan.plugged.served
@@ -174,7 +176,9 @@ class Measurement:
         holders = {*named.client_ids, *named.sample_ids}
         everyone = classes or named.class_ids or named.reason == "poison"
         clients = self._plan.contact.clients if self._plan.contact is not None else ()
-        return [c for c in clients if c in holders or (everyone and c not in forget_set.client_ids)]
+        finished = self._plan.centroids.finished.client_ids
+        counting = [c for c in clients if c in holders or (everyone and c not in forget_set.client_ids)]
+        return [client for client in counting if client not in finished]
 
     def _labels_carried(self, request: Forget) -> dict[int, float]:
         """The share of each label among the rows of a request, as far as the store knows."""
@@ -184,7 +188,8 @@ class Measurement:
         for client, ids in request.sample_ids.items():
             if client not in request.client_ids:
                 known = store.sample_labels.get(client, {})
-                counts.update(known[i] for i in ids if i in known)
+                labels = (known[i] for i in ids if i in known)
+                counts.update(label for label in labels if label not in store.finished.class_ids)
         return {label: count / counts.total() for label, count in sorted(counts.items()) if count}
 
     def _refuse_unchecked(self) -> None:

@@ -42,7 +42,7 @@ def fit_targets(
     absent = torch.zeros(len(head.weight), dtype=torch.bool)
     if store.targets == "labels":
         scores = label_scores(retained, head, balanced=balanced)
-        absent[sorted(forget_set.class_ids)] = True
+        absent[sorted(forget_set.class_ids | store.finished.class_ids)] = True
         for label in kept_labels(store, forget_set, retained):
             scores.weight[label], scores.bias[label] = head.weight[label], head.bias[label]
     else:
@@ -103,7 +103,8 @@ class TargetFit:
         retained = self.statistics(forget_set)
         before, after = (self._expected(retained, scores) for scores in (head, served_scores(candidate.filter, head)))
         rows = self.store.target_sums(self.store.retained(forget_set))
-        return {label: Recall(before[label], after[label], rows[label]) for label in before}
+        finished = self.store.finished.class_ids
+        return {label: Recall(before[label], after[label], rows[label]) for label in before if label not in finished}
 
     def _expected(self, retained: TargetStatistics, scores: Scores) -> dict[int, float]:
         if self.store.targets == "labels":

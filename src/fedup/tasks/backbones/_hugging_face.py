@@ -20,7 +20,10 @@ class PooledEncoder(nn.Module):
     """Token features averaged over a text's tokens, or those of its first token.
 
     With `depths` those behind several layers, one behind the other: 0 is the embeddings. `unit` gives each length 1.
+    The depths are among the weights, so that its fingerprint covers them, and they are those of weights that it loads.
     """
+
+    read_at: Tensor | None
 
     def __init__(
         self, encoder: nn.Module, pooling: Pooling = "mean", *, unit: bool = False, depths: tuple[int, ...] = ()
@@ -28,6 +31,8 @@ class PooledEncoder(nn.Module):
         super().__init__()
         check_choice("pooling", pooling, Pooling)
         self.encoder, self.pooling, self.unit, self.depths = encoder, pooling, unit, depths
+        self.register_buffer("read_at", torch.tensor(depths) if depths else None)
+        self.register_load_state_dict_post_hook(_take_depths)  # type: ignore[no-untyped-call]
 
     def forward(self, ids: Tensor) -> Tensor:
         mask = (ids != 0).long()  # [PAD] is 0 in BERT's vocabularies
@@ -43,6 +48,12 @@ class PooledEncoder(nn.Module):
             weights = mask[..., None].to(tokens.dtype)
             pooled = (tokens * weights).sum(1) / weights.sum(1).clamp(min=1)
         return nn.functional.normalize(pooled, dim=1) if self.unit else pooled
+
+
+def _take_depths(module: nn.Module, _: object) -> None:
+    assert isinstance(module, PooledEncoder)
+    if module.read_at is not None:
+        module.depths = tuple(module.read_at.tolist())
 
 
 def load_encoder(folder: Path) -> nn.Module:
