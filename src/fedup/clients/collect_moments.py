@@ -1,12 +1,12 @@
 """Phase 2 with moments: every client is asked, once, for sums that add up."""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +20,7 @@ from fedup.models.views import fingerprint
 from fedup.request import Forget, union
 from fedup.statistics.cell_table import CellTable
 from fedup.statistics.client_parts import ClientPart, ClientParts
-from fedup.statistics.integer_moments import MOST_STEPS, IntegerMoments, MomentConfig, diagonal_of
+from fedup.statistics.integer_moments import MOST_STEPS, IntegerMoments, MomentConfig, diagonal_of, trace_of
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName
 
@@ -119,17 +119,17 @@ class StoreBuilder:
         self._total: IntegerMoments | None = None
         self._parts = ClientParts(0)
         self._of_classes: dict[int, Tensor] = {}
-        self._cells: dict[int, Sequence[int]] = {}  # by client
-        self._counts: dict[int, Sequence[int]] = {}
+        self._clients, self._cells_of = array("Q"), array("q")  # and how many cells each has
+        self._labels, self._counts = array("q"), array("q")  # of their cells
         self._unsent: set[int] = set()
         self._few: dict[int, set[int]] = {}  # by class
         self._shortened, self._clipped, self._unreported = 0, 0, dict[int, int]()
-        self._scales: list[tuple[int, int, float]] = []  # of each client: rows, those beyond the bound, mean square
+        self._scales = array("q"), array("q"), array("d")  # of clients: rows, those beyond the bound, mean square
         self._about: dict[str, Any] = {}
 
     def add(self, answer: ClientMoments) -> None:
         """Add a client's answer to the totals, and keep its part."""
-        moments, client = answer.moments, answer.client
+        moments, client, rows = answer.moments, answer.client, answer.moments.rows
         if self._total is None:
             self._total = IntegerMoments.zeros(self._config.cells(self._num_classes), moments.width)
             self._parts = ClientParts(moments.width, self._folder)
@@ -139,17 +139,20 @@ class StoreBuilder:
             self._of_classes[label] = self._of_classes.get(label, 0) + second
         named = {*self._sample_labels.get(client, {}).values()} - self._forget_set.class_ids
         held = sorted({*moments.counts.nonzero().flatten().tolist(), *named})  # samples may take out a whole cell
-        self._cells[client], self._counts[client] = array("q", held), array("q", moments.counts[held].tolist())
+        self._clients.append(client)
+        self._cells_of.append(len(held))
+        self._labels.extend(held)
+        self._counts.extend(moments.counts.numpy()[held].tolist())
         if held:
             self._parts[client] = ClientPart(moments.sums[held], moments.second)
-        if moments.rows and not answer.by_class:
+        if rows and not answer.by_class:
             self._unsent.add(client)
         for label in answer.few:
             self._few.setdefault(label, set()).add(client)
-        if moments.rows:
-            squares = diagonal_of(moments.second, moments.width)[: moments.width - self._config.outputs]
-            square = float(squares.sum(dtype=torch.float64)) / moments.rows
-            self._scales.append((moments.rows, answer.shortened, square))
+        if rows:
+            square = trace_of(moments.second, moments.width - self._config.outputs) / rows
+            for column, value in zip(self._scales, (rows, answer.shortened, square), strict=True):
+                column.append(value)
         self._shortened += answer.shortened
         self._clipped += answer.clipped
         if answer.unreported:
@@ -166,10 +169,11 @@ class StoreBuilder:
             config = replace(config, value_bound=config.value_bound * self._value_factor(squares[inputs:], total.rows))
         if not features:
             return config
-        usual = sorted(self._scales, key=lambda client: client[1] / client[0])[: -(-3 * len(self._scales) // 4)]
-        if sum(shortened for _, shortened, _ in usual) > _SHORTENED * sum(rows for rows, _, _ in usual):
+        rows, shortened, mean_squares = (np.frombuffer(column, dtype=column.typecode) for column in self._scales)
+        usual = (shortened / rows).argsort(kind="stable")[: -(-3 * len(rows) // 4)]
+        if shortened[usual].sum() > _SHORTENED * rows[usual].sum():
             return replace(config, bound=8 * config.bound, step=8 * config.step)
-        if median(square for _, _, square in self._scales) ** 0.5 < _FINE * inputs**0.5:
+        if float(np.median(mean_squares)) ** 0.5 < _FINE * inputs**0.5:
             step = config.step / 8
             return replace(config, bound=min(config.bound, step * MOST_STEPS), step=step)
         return config
@@ -186,13 +190,9 @@ class StoreBuilder:
         if total is None or not total.rows:
             raise DataError(f"No client has {self._config.least_rows} rows of a class: there is nothing to keep.")
         total.check(self._config)
-        order = sorted(self._cells)
-        cells = CellTable(
-            (client for client in order for _ in self._cells[client]),
-            (label for client in order for label in self._cells[client]),
-        )
-        column = array("q", (count for client in order for count in self._counts[client]))
-        counts, excluded = torch.frombuffer(column, dtype=torch.int64).clone(), self._excluded()
+        clients, labels, rows = self._columns()
+        cells = CellTable(clients, labels)
+        counts, excluded = torch.from_numpy(rows), self._excluded(cells)
         sizes = counts.clone()
         for name, ids in excluded.items():
             cell = cells.find(name)
@@ -202,7 +202,7 @@ class StoreBuilder:
             vectors=torch.zeros(0, total.width, dtype=torch.int64),
             counts=counts,
             cells=cells,
-            clients=tuple(sorted({*self._cells, *self._forget_set.client_ids})),
+            clients=tuple(sorted({*self._clients, *self._forget_set.client_ids})),
             num_classes=self._num_classes,
             how=self._config,
             excluded=excluded,
@@ -220,11 +220,19 @@ class StoreBuilder:
             **about,
         )
 
-    def _excluded(self) -> dict[CellName, frozenset[int]]:
+    def _columns(self) -> "tuple[array[int], array[int], np.ndarray]":
+        """Of all cells, sorted by client and class: the client, the class, the rows."""
+        sizes = np.frombuffer(self._cells_of, dtype=np.int64)
+        clients = np.frombuffer(self._clients, dtype=np.uint64).repeat(sizes)
+        order = clients.argsort(kind="stable")  # they came sorted, unless somebody else adds them
+        labels, rows = (np.frombuffer(column, dtype=np.int64)[order] for column in (self._labels, self._counts))
+        return array("Q", clients[order].tobytes()), array("q", labels.tobytes()), rows
+
+    def _excluded(self, cells: CellTable) -> dict[CellName, frozenset[int]]:
         """By cell, the samples that are left out of it."""
         excluded: dict[CellName, frozenset[int]] = {}
         for client, ids in self._forget_set.sample_ids.items():
             labels = self._sample_labels.get(client, {})
-            for label in self._cells.get(client, ()):
+            for label in cells.labels(client):
                 excluded[client, label] = frozenset(i for i in ids if labels.get(i) == label)
         return {name: ids for name, ids in excluded.items() if ids}
