@@ -29,7 +29,8 @@ _GOOD_WITNESS = 0.8  # share of the middle node's rows in classes whose means th
 _CLEAR = 4.0  # deviations of noise
 _WITHIN = 1.5  # times the middle distance of a class's means from their centre
 _CELLS_AT_ONCE = 4096  # whose distances are in memory
-_COLUMNS_AT_ONCE = 16  # of a median
+_COLUMNS_AT_ONCE = 16  # of means that are read for a median
+_SORTED_AT_ONCE = 2**18  # numbers
 _AT_ONCE = 0.1  # share of the suspects that are set aside before the others are judged again
 
 Answers = Callable[[Tensor], Tensor]  # what the last layer answers to features (N, D): classes (N,)
@@ -139,7 +140,7 @@ class _Centres:
             cells = (kept & (columns.labels == label) & (columns.rows >= LEAST_ROWS)).nonzero().flatten()
             if len(cells) >= LEAST_HOLDERS:
                 points[label], known[label] = _middle(columns, cells), True
-                distances = [(columns.means(part) - points[label]).norm(dim=1) for part in cells.split(_CELLS_AT_ONCE)]
+                distances = [(columns.means(part).double() - points[label]).norm(dim=1) for part in cells.split(_CELLS_AT_ONCE)]
                 radius[label] = float(np.median(torch.cat(distances).numpy()))
         return cls(points, known, radius, rows)
 
@@ -158,7 +159,7 @@ def _wrong_cells(
     wrong: dict[int, dict[int, int]] = {}
     enough = (left[columns.node] & (columns.rows >= LEAST_ROWS)).nonzero().flatten()
     for part in enough.split(_CELLS_AT_ONCE) if bool(centres.known.any()) else ():
-        means, labels = columns.means(part), columns.labels[part]
+        means, labels = columns.means(part).double(), columns.labels[part]
         distances = torch.cdist(means, centres.points, compute_mode="donot_use_mm_for_euclid_dist")  # (n, K)
         nearest = torch.where(centres.known, distances, torch.inf).argmin(1)
         suspect = nearest != labels
@@ -197,7 +198,10 @@ def weighted_median(points: Sequence[Tensor], weights: Sequence[float]) -> Tenso
 
 
 def _weighted_median(points: Tensor, weights: Tensor) -> Tensor:
-    weights = weights.clamp(max=float(np.median(weights.numpy())))
-    ordered, order = points.T.contiguous().sort(dim=1)  # (D, N)
-    reached = weights[order].cumsum(1) >= weights.sum() / 2
-    return ordered.gather(1, reached.int().argmax(1, keepdim=True)).flatten()
+    weights, medians = weights.clamp(max=float(np.median(weights.numpy()))), []
+    half = weights.sum() / 2
+    for part in points.T.split(max(1, _SORTED_AT_ONCE // len(points))):
+        ordered, order = part.contiguous().sort(dim=1)  # (d, N)
+        reached = weights[order].cumsum(1) >= half
+        medians.append(ordered.gather(1, reached.int().argmax(1, keepdim=True)).flatten())
+    return torch.cat(medians).double()

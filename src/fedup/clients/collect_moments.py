@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedup.models.views import fingerprint
 from fedup.request import Forget, union
 from fedup.statistics.cell_table import CellTable
 from fedup.statistics.client_parts import ClientPart, ClientParts
-from fedup.statistics.integer_moments import MOST_STEPS, IntegerMoments, MomentConfig, diagonal_of, trace_of
+from fedup.statistics.integer_moments import MOST_STEPS, IntegerMoments, MomentConfig, diagonal_of
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName
 
@@ -124,12 +125,12 @@ class StoreBuilder:
         self._unsent: set[int] = set()
         self._few: dict[int, set[int]] = {}  # by class
         self._shortened, self._clipped, self._unreported = 0, 0, dict[int, int]()
-        self._scales = array("q"), array("q"), array("d")  # of clients: rows, those beyond the bound, mean square
+        self._scales: list[tuple[int, int, float]] = []  # of each client: rows, those beyond the bound, mean square
         self._about: dict[str, Any] = {}
 
     def add(self, answer: ClientMoments) -> None:
         """Add a client's answer to the totals, and keep its part."""
-        moments, client, rows = answer.moments, answer.client, answer.moments.rows
+        moments, client = answer.moments, answer.client
         if self._total is None:
             self._total = IntegerMoments.zeros(self._config.cells(self._num_classes), moments.width)
             self._parts = ClientParts(moments.width, self._folder)
@@ -145,14 +146,14 @@ class StoreBuilder:
         self._counts.extend(moments.counts.numpy()[held].tolist())
         if held:
             self._parts[client] = ClientPart(moments.sums[held], moments.second)
-        if rows and not answer.by_class:
+        if moments.rows and not answer.by_class:
             self._unsent.add(client)
         for label in answer.few:
             self._few.setdefault(label, set()).add(client)
-        if rows:
-            square = trace_of(moments.second, moments.width - self._config.outputs) / rows
-            for column, value in zip(self._scales, (rows, answer.shortened, square), strict=True):
-                column.append(value)
+        if moments.rows:
+            squares = diagonal_of(moments.second, moments.width)[: moments.width - self._config.outputs]
+            square = float(squares.sum(dtype=torch.float64)) / moments.rows
+            self._scales.append((moments.rows, answer.shortened, square))
         self._shortened += answer.shortened
         self._clipped += answer.clipped
         if answer.unreported:
@@ -169,11 +170,10 @@ class StoreBuilder:
             config = replace(config, value_bound=config.value_bound * self._value_factor(squares[inputs:], total.rows))
         if not features:
             return config
-        rows, shortened, mean_squares = (np.frombuffer(column, dtype=column.typecode) for column in self._scales)
-        usual = (shortened / rows).argsort(kind="stable")[: -(-3 * len(rows) // 4)]
-        if shortened[usual].sum() > _SHORTENED * rows[usual].sum():
+        usual = sorted(self._scales, key=lambda client: client[1] / client[0])[: -(-3 * len(self._scales) // 4)]
+        if sum(shortened for _, shortened, _ in usual) > _SHORTENED * sum(rows for rows, _, _ in usual):
             return replace(config, bound=8 * config.bound, step=8 * config.step)
-        if float(np.median(mean_squares)) ** 0.5 < _FINE * inputs**0.5:
+        if median(square for _, _, square in self._scales) ** 0.5 < _FINE * inputs**0.5:
             step = config.step / 8
             return replace(config, bound=min(config.bound, step * MOST_STEPS), step=step)
         return config

@@ -21,7 +21,7 @@ from fedup.errors import SettingError, check_choice
 from fedup.privacy.dp import Layout
 from fedup.privacy.guarantee import DP
 from fedup.statistics.centroids import Summary
-from fedup.statistics.integer_moments import MomentConfig, trace_of
+from fedup.statistics.integer_moments import MomentConfig, diagonal_of
 
 IntakePolicy = Literal["leave_out", "report", "off"]
 _CERTAIN = 7.0  # deviations: noise is beyond in one of 10^11 numbers
@@ -182,7 +182,7 @@ def _of_moments(answer: ClientMoments, config: MomentConfig) -> Profile:
 
 def _rms(second: Tensor, width: int, rows: int, config: MomentConfig) -> float:
     """The root mean square length of the rows that second moments are of."""
-    return config.step * math.sqrt(trace_of(second, width) / max(rows, 1))
+    return config.step * float((diagonal_of(second, width).double().sum() / max(rows, 1)).sqrt())
 
 
 def _of_centroids(summary: Summary, question: CentroidsQuestion, facts: ModelFacts) -> Profile:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -23,13 +23,13 @@ _LARGEST_SPENT = 1e12  # μ²: a client that has released everything a million t
 _LOST = "releases that did not come"
 
 
-@dataclass
+@dataclass(slots=True)
 class _Stranger:
     """Answers of a node whose client is not known yet."""
 
     bytes_up: int = 0
     spent: float = 0.0  # μ², as it says
-    releases: list[tuple[PrivateQuestion[Any, Any], str]] = field(default_factory=list)  # and their names
+    releases: tuple[tuple[PrivateQuestion[Any, Any], str], ...] = ()  # and their names
 
 
 class Accounts:
@@ -55,7 +55,7 @@ class Accounts:
             self._strangers[node].spent, spent = max(spent, self._strangers[node].spent), None
         if client is None:
             if release:
-                self._strangers[node].releases.append((release, name))
+                self._strangers[node].releases += ((release, name),)
             self._strangers[node].bytes_up += size
             self.meter.came(None, size)
             return False
@@ -87,23 +87,24 @@ class Accounts:
         """Note which client each node is. Returns why, by node, where a node is not believed: its number belongs to
         another node, or two new nodes claim the same one, so that nobody knows whose it is."""
         connected, reasons = set(self.grid.get_node_ids()), dict[int, str]()
-        claims: dict[int, list[int]] = {}
+        first, claims = dict[int, int](), dict[int, list[int]]()  # by client; all nodes, where several say they are it
         for node, client in clients.items():
-            claims.setdefault(client, []).append(node)
-        for client, nodes in claims.items():
-            known = self.nodes.get(client)
+            if first.setdefault(client, node) != node:
+                claims.setdefault(client, [first[client]]).append(node)
+        for node, client in clients.items():
+            nodes, known = claims.get(client, (node,)), self.nodes.get(client)
             if known is not None and known not in connected and known not in nodes:
                 known = None  # it came back as another node
-            for node in nodes:
-                if self.clients.get(node, client) != client:
-                    before = self.clients[node]
-                    reasons[node] = f"Node {node} was client {before} before, and says now that it is {client}."
-                elif known not in (None, node) or (known is None and len(nodes) > 1):
-                    others = [known] if known is not None else [other for other in nodes if other != node]
-                    names = ", ".join(map(str, others))
-                    reasons[node] = f"Two nodes say they are client {client}: {names} and {node}."
-        believed = {node: client for node, client in clients.items() if node not in reasons}
-        for node, client in believed.items():
+            if self.clients.get(node, client) != client:
+                before = self.clients[node]
+                reasons[node] = f"Node {node} was client {before} before, and says now that it is {client}."
+            elif known not in (None, node) or (known is None and len(nodes) > 1):
+                others = [known] if known is not None else [other for other in nodes if other != node]
+                names = ", ".join(map(str, others))
+                reasons[node] = f"Two nodes say they are client {client}: {names} and {node}."
+        for node, client in clients.items():
+            if node in reasons:
+                continue
             self.nodes[client], self.clients[node] = node, client
             stranger = self._strangers.pop(node, _Stranger())
             self.meter.by_client[client] += stranger.bytes_up

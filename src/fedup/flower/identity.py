@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Mapping
+from sys import intern
 
 from flwr.serverapp import Grid
 
@@ -30,7 +31,7 @@ class Identities:
         label = answer.details.get(RULES)
         if answer.status == "ok":
             fits = isinstance(label, str) and len(label) <= _LONGEST_LABEL and label.isprintable()
-            self.rules[node] = str(label) if fits else RULES_UNKNOWN
+            self.rules[node] = intern(str(label)) if fits else RULES_UNKNOWN  # most nodes have the same
 
     def check(self, node: int, client: int) -> None:
         """Raise DataError if the node may not answer as that client: its answer alone is left out."""

@@ -41,7 +41,9 @@ class Ask:
     name: str = ""  # at the server: of the release; at the node it is one of the details
 
     def named(self, name: str) -> "Ask":
-        """The same question for one release. Very many nodes have one each: they share all but the name."""
+        """The same question for one release; without a name, the question itself."""
+        if not name:
+            return self
         own = replace(self, name=name)
         own.__dict__["digest"] = self.digest
         return own

@@ -71,7 +71,8 @@ class Ledger:
     def _add_up_all(self) -> None:
         self._squares: dict[int, float] = {}
         self._corrected: dict[int, float] = {}  # μ² of corrections whose releases have not come
-        self._named: set[tuple[int, str]] = set()
+        self._named: dict[str, int] = {}  # by release, the client that was first charged for it
+        self._named_again: set[tuple[int, str]] = set()  # and others, which a copy of its content has
         for charge in self.charges:
             self._add_up(charge)
 
@@ -144,7 +145,7 @@ class Ledger:
     def spend(self, client: int, dp: DP, what: str, release: str = "") -> None:
         """Charge a release, or refuse it. It is recorded before the noise is drawn, so that none goes uncharged, and
         charged once by its name."""
-        if release and (client, release) in self._named:
+        if release and self._is_charged(client, release):
             return
         self.check([client], dp)
         self._charge(Charge(client, dp.mu, what, str(dp), release, dp.is_replayable))
@@ -156,7 +157,7 @@ class Ledger:
         `reported` is what the client has spent by its own account, with this release. If that is more than is known
         here, releases were lost on the way, and a correction is charged; it covers those that come after all.
         """
-        if (client, release) not in self._named:
+        if not self._is_charged(client, release):
             square = dp.mu**2
             beyond = 0.0 if reported is None else self.spent(client) + square - reported
             covered = min(beyond, self.uncovered(client), square) if beyond > _ROUNDING * square else 0.0
@@ -209,8 +210,11 @@ class Ledger:
         if charge.correction or charge.covered:
             left = self.uncovered(client) + (square if charge.correction else -charge.covered)
             self._corrected[client] = max(0.0, left)
-        if charge.release:
-            self._named.add((client, charge.release))
+        if charge.release and self._named.setdefault(charge.release, client) != client:
+            self._named_again.add((client, charge.release))
+
+    def _is_charged(self, client: int, release: str) -> bool:
+        return self._named.get(release) == client or (client, release) in self._named_again
 
     def _record(self, charges: Sequence[Charge]) -> None:
         """For ledgers with a store: write charges there first, in one step; if that fails, nothing is released."""

@@ -286,7 +286,7 @@ def diagonal_of(triangle: Tensor, width: int) -> Tensor:
 
 
 def trace_of(triangle: Tensor, width: int) -> float:
-    """The sum of the diagonal of a symmetric matrix, or of its first `width` rows and columns."""
+    """The sum of the diagonal of a symmetric matrix, from its lower triangle."""
     return float(triangle.numpy()[_diagonal(width).numpy()].sum(dtype=np.float64))
 
 
