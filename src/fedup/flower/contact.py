@@ -168,14 +168,15 @@ class GridContact(ReachedNodes):
             questions = dict.fromkeys(self._accounts.connected(), question)
         self._profiles, self.flagged = Profiles(), {}
         asks = self._asks(questions)
+        del questions  # there may be very many nodes
         taken = self._ask_nodes(asks, {})
         taken = self._leave_out(taken, self._meet({node: _client(answer) for node, answer in taken.items()}))
         self.flagged = self._judge(question, taken)
         taken = self._leave_out(taken, self.flagged if self._delivery.intake.leaves_out else {})
         self._compared = self._profiles.only(taken)
-        lost = {node for client, node in self._accounts.nodes.items() if client not in but} - questions.keys()
+        lost = {node for client, node in self._accounts.nodes.items() if client not in but} - asks.keys()
         self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
-        self._messenger.check_enough(len(taken), of=len(questions) + len(lost), asked=questions)
+        self._messenger.check_enough(len(taken), of=len(asks) + len(lost), asked=asks)
         return self._collection(asks, taken)
 
     def _look_for(self, clients: Collection[int], optional: Collection[int]) -> set[int]:

@@ -137,18 +137,17 @@ class Messenger:
         if fingerprint(self._model) != self.base:
             raise FingerprintError("The model was changed after this contact was made for it: make a new contact.")
         fitting: dict[int, T] = {}
-        waiting, tries = dict.fromkeys(asks), 0
+        waiting, tries = list(asks), 0
         self.left_out = {node: why for node, why in self.left_out.items() if node not in asks}
         self.unusable -= asks.keys()
         while waiting and tries <= self._delivery.retries:
             if tries:
                 time.sleep(min(2.0 ** (tries - 1), _LONGEST_PAUSE_S))
             tries += 1
-            with closing(self._answers(list(waiting), asks, name_of)) as answers:
+            with closing(self._answers(waiting, asks, name_of)) as answers:
                 for node, answer in answers:
                     if answer.status == "lost":
                         continue  # as without a reply
-                    del waiting[node]
                     try:
                         if answer.status != "ok":
                             raise DataError(f"{answer.status}: {answer.reason}")
@@ -156,9 +155,10 @@ class Messenger:
                     except DataError as error:  # a second try would give the same
                         self.left_out[node] = shown(str(error))
                         self.unusable |= {node} if answer.status in ("ok", "unreadable") else set()
+            waiting = [node for node in waiting if node not in fitting and node not in self.left_out]
         silence = f"no answer within {self._delivery.timeout_s:g} s, asked {tries} times"
         self.left_out |= dict.fromkeys(waiting, silence)
-        self.no_reply = (self.no_reply - asks.keys()) | waiting.keys()
+        self.no_reply = (self.no_reply - asks.keys()) | {*waiting}
         for node in sorted(asks.keys() & self.left_out.keys()):
             _LOG.warning("node %d is left out: %s", node, self.left_out[node])
         return fitting

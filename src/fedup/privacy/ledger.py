@@ -10,6 +10,7 @@ from typing import Any
 from fedup.errors import ArtifactError, BudgetError
 from fedup.privacy.accountant import epsilon_of, mu_of
 from fedup.privacy.guarantee import DP
+from fedup.records import Records
 
 _ROUNDING = 1e-9  # of a budget: the error of a sum of floats
 
@@ -63,7 +64,7 @@ class Ledger:
     """
 
     def __init__(self, charges: Iterable[Charge] = (), budgets: Mapping[int | None, Budget] | None = None) -> None:
-        self.charges = list(charges)
+        self.charges = Records(Charge, {"client": "Q", "mu": "d", "covered": "d"}, "release", charges)
         self.budgets = dict(budgets or {})
         self._unrecorded: list[Charge] | None = None  # inside `together`: charges to be recorded at its end
         self._add_up_all()
@@ -71,8 +72,7 @@ class Ledger:
     def _add_up_all(self) -> None:
         self._squares: dict[int, float] = {}
         self._corrected: dict[int, float] = {}  # μ² of corrections whose releases have not come
-        self._named: dict[str, int] = {}  # by release, the client that was first charged for it
-        self._named_again: set[tuple[int, str]] = set()  # and others, which a copy of its content has
+        self._named: set[tuple[int, str]] | None = None  # made when a client that was charged before is charged again
         for charge in self.charges:
             self._add_up(charge)
 
@@ -192,7 +192,7 @@ class Ledger:
                 if new:
                     self._record(new)
             except BaseException:
-                del self.charges[before:]
+                self.charges.cut(before)
                 self._add_up_all()
                 raise
 
@@ -210,11 +210,15 @@ class Ledger:
         if charge.correction or charge.covered:
             left = self.uncovered(client) + (square if charge.correction else -charge.covered)
             self._corrected[client] = max(0.0, left)
-        if charge.release and self._named.setdefault(charge.release, client) != client:
-            self._named_again.add((client, charge.release))
+        if charge.release and self._named is not None:
+            self._named.add((client, charge.release))
 
     def _is_charged(self, client: int, release: str) -> bool:
-        return self._named.get(release) == client or (client, release) in self._named_again
+        if client not in self._squares:  # as all are in a first collection
+            return False
+        if self._named is None:
+            self._named = {(charge.client, charge.release) for charge in self.charges}
+        return (client, release) in self._named
 
     def _record(self, charges: Sequence[Charge]) -> None:
         """For ledgers with a store: write charges there first, in one step; if that fails, nothing is released."""
