@@ -2,6 +2,7 @@
 
 import copy
 import re
+from array import array
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fedup.clients.in_process import InProcess
 from fedup.errors import ArtifactError, CutError, DataError, RequestError, SettingError, StorageError
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
+from fedup.records import Records
 from fedup.request import union
 from fedup.statistics.cell_table import CellTable
 from fedup.statistics.centroids import CentroidConfig, Summary
@@ -195,10 +197,14 @@ def _changeable_parts(value):
         return {id(value)}.union(*map(_changeable_parts, value))
     if isinstance(value, tuple):
         return set().union(*map(_changeable_parts, value))
-    if isinstance(value, Ledger):
+    if isinstance(value, Ledger | Records):
         return {id(value)} | _changeable_parts(vars(value))
+    if isinstance(value, array | bytearray):
+        return {id(value)}
     frozen = is_dataclass(value) and value.__dataclass_params__.frozen
-    assert frozen or isinstance(value, str | int | float | frozenset | CellTable | None), f"can {value!r} change?"
+    assert frozen or isinstance(value, str | int | float | frozenset | CellTable | type | None), (
+        f"can {value!r} change?"
+    )
     return set()
 
 

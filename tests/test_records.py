@@ -17,7 +17,7 @@ class Sent:
     kind: str = "a"
 
 
-NAMES = st.sampled_from(["", "0" * 64, "A" * 64, "f" * 64, "é", "f" * 63]) | st.integers(0, 9).map(lambda n: f"{n:064x}")
+NAMES = st.sampled_from(["", "0" * 64, "A" * 64, "f" * 64, "é", "f" * 63, f"{7:064x}", f"{8:064x}"])
 SENT = st.builds(Sent, st.integers(0, 2**64 - 1), st.floats(allow_nan=False), NAMES, st.sampled_from("ab"))
 
 

@@ -54,8 +54,8 @@ def too_many_rows(profiles: Mapping[int, Profile], declared: Mapping[int, int], 
     columns = Profiles.of(profiles).columns()
     totals = columns.totals
     usual = float(np.median(totals.numpy())) if len(columns.nodes) >= LEAST_NODES else None
-    noise = columns.deviation * columns.rows.abs().clamp(min=1)  # of a sum: counts have noise of that order
-    slack = 2 * _CLEAR * columns.per_node(noise.square()).sqrt()  # by which noise may have raised the total
+    noise = columns.rows.abs().clamp_(min=1).mul_(columns.deviation)  # of a sum: counts have noise of that order
+    slack = 2 * _CLEAR * columns.per_node(noise.square_()).sqrt()  # by which noise may have raised the total
     reasons = {}
     for node, total in zip(columns.nodes, (totals - slack).tolist(), strict=True):
         if node in declared:
@@ -140,7 +140,9 @@ class _Centres:
             cells = (kept & (columns.labels == label) & (columns.rows >= LEAST_ROWS)).nonzero().flatten()
             if len(cells) >= LEAST_HOLDERS:
                 points[label], known[label] = _middle(columns, cells), True
-                distances = [(columns.means(part).double() - points[label]).norm(dim=1) for part in cells.split(_CELLS_AT_ONCE)]
+                distances = [
+                    (columns.means(part).double() - points[label]).norm(dim=1) for part in cells.split(_CELLS_AT_ONCE)
+                ]
                 radius[label] = float(np.median(torch.cat(distances).numpy()))
         return cls(points, known, radius, rows)
 

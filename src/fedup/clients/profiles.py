@@ -168,6 +168,6 @@ class Profiles(MutableMapping[int, Profile]):
 
 
 def _tensor_of(column: "array[int] | array[float]") -> Tensor:
-    """A copy of a column."""
+    """A column as a tensor, which has to go before the column can grow."""
     stored = {"d": torch.float64, "f": torch.float32, "i": torch.int32, "q": torch.int64}[column.typecode]
-    return torch.frombuffer(column, dtype=stored).clone() if column else torch.zeros(0, dtype=stored)
+    return torch.frombuffer(column, dtype=stored) if column else torch.zeros(0, dtype=stored)

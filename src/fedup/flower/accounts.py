@@ -25,11 +25,13 @@ _LOST = "releases that did not come"
 
 @dataclass(slots=True)
 class _Stranger:
-    """Answers of a node whose client is not known yet."""
+    """Answers of a node whose client is not known yet, and that does not say, or may not be, who it is."""
 
     bytes_up: int = 0
-    spent: float = 0.0  # μ², as it says
     releases: tuple[tuple[PrivateQuestion[Any, Any], str], ...] = ()  # and their names
+
+
+_NOBODY = _Stranger()  # of whom nothing came
 
 
 class Accounts:
@@ -40,6 +42,7 @@ class Accounts:
         self.nodes: dict[int, int] = {}  # by client
         self.clients: dict[int, int] = {}  # by node
         self._strangers: defaultdict[int, _Stranger] = defaultdict(_Stranger)
+        self._spent: dict[int, float] = {}  # μ², as nodes say whose client is not known yet
 
     def book(self, node: int, question: Question[Any], answer: Answer, *, counted: int | None = None) -> bool:
         """Count an answer and charge a release under DP; returns whether it holds data of a client.
@@ -52,7 +55,7 @@ class Accounts:
         client, size = self._client_of(node, answer), answer.size if counted is None else counted
         spent = _spent(answer) if counted is None else None
         if spent is not None and node not in self.clients:
-            self._strangers[node].spent, spent = max(spent, self._strangers[node].spent), None
+            self._spent[node], spent = max(spent, self._spent.get(node, 0.0)), None
         if client is None:
             if release:
                 self._strangers[node].releases += ((release, name),)
@@ -106,11 +109,11 @@ class Accounts:
             if node in reasons:
                 continue
             self.nodes[client], self.clients[node] = node, client
-            stranger = self._strangers.pop(node, _Stranger())
+            stranger = self._strangers.pop(node, _NOBODY)
             self.meter.by_client[client] += stranger.bytes_up
             for release, name in stranger.releases:
                 self.ledger.came(client, release.dp, release.charged_as, name)
-            self.ledger.correct(client, stranger.spent, _LOST)
+            self.ledger.correct(client, self._spent.pop(node, 0.0), _LOST)
         return reasons
 
 

@@ -61,8 +61,8 @@ class Run:
         on_wait: Callable[[str], None] = lambda holder: None,
         known: "KnownJournal | None" = None,
     ) -> Iterator["Writer"]:
-        """The folder with this process as its only writer. With what is `known` of the journal since it was last locked,
-        it is read again only if somebody else changed it."""
+        """The folder with this process as its only writer. With what is `known` of the journal, it is read again only
+        if somebody else changed it."""
         self._check_exists()
         with held(self.lock_path, command, wait_s=wait_s, on_wait=on_wait):
             if known is not None:
@@ -202,8 +202,9 @@ def _shown(value: Any) -> str:
 class KnownJournal:
     """A journal that stays open between commits, and the state that it leads to.
 
-    A writer that commits very often must not read all events again each time. They are read, and their chain is checked,
-    when the journal is first opened, and whenever somebody else committed to it, took its place, or a commit failed.
+    A writer that commits very often must not read all events again each time. They are read, and their chain is
+    checked, when the journal is first opened, and whenever somebody else committed to it or took its place, or a commit
+    failed.
     """
 
     def __init__(self) -> None:
