@@ -2,6 +2,7 @@
 
 import copy
 import re
+import zlib
 from array import array
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -235,6 +236,10 @@ def test_a_ledger_that_is_kept_elsewhere_stays_one_account(own):
     assert own.to("cpu").ledger is own.ledger
 
 
+def lines_of(text):
+    return torch.frombuffer(bytearray(zlib.compress(text.encode())), dtype=torch.uint8)
+
+
 def _edits(header, tensors):
     for name in ("vectors", "counts", "sealed.1.counts"):
         yield lambda name=name: tensors.pop(name)
@@ -254,7 +259,10 @@ def _edits(header, tensors):
     yield lambda: header["how"].update(other=5)
     yield lambda: header["excluded"][0].pop()
     yield lambda: header["purged"][0].pop()
-    yield lambda: header["bytes_up"].update(someone=5)
+    for name in ("bytes_up", "ledger.charges"):
+        yield lambda name=name: tensors.pop(name)
+        yield lambda name=name: tensors.update({name: tensors[name][:-5].clone()})
+        yield lambda name=name: tensors.update({name: lines_of('["someone", 5]')})
     yield lambda: header["collected_for"][0].update(samples={"someone": [5]})
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedup.files import explained
 
-_IN_MEMORY_BYTES = 2**24  # of means; more of them lie in an unnamed file
+_IN_MEMORY_BYTES = 2**23  # of means; more of them lie in an unnamed file
 
 
 @dataclass(frozen=True, eq=False)

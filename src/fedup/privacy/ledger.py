@@ -238,13 +238,19 @@ class Ledger:
             "budgets": [[client, asdict(budget)] for client, budget in self.budgets.items()],
         }
 
-    def to_columns(self) -> dict[str, Any]:
-        """Plain data that takes little room for very many charges."""
-        return {**grouped(self.charges), "budgets": [[client, asdict(own)] for client, own in self.budgets.items()]}
+    def terms_to_json(self) -> dict[str, Any]:
+        """Plain data, without the charges: what these share, and the budgets."""
+        terms = dict.fromkeys(_terms(charge) for charge in self.charges)
+        budgets = [[client, asdict(own)] for client, own in self.budgets.items()]
+        return {"terms": [dict(zip(_SHARED, own, strict=True)) for own in terms], "budgets": budgets}
+
+    def charge_rows(self) -> Iterator[list[Any]]:
+        """The charges as plain data, one by one, without what is in `terms_to_json`."""
+        return _rows(self.charges, {})
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "Ledger":
-        """The inverse of `to_json`, and of `to_columns`."""
+        """The inverse of `to_json`; also of `terms_to_json` with `charge_rows` as its charges."""
         try:
             charges = list(ungrouped(plain)) if "terms" in plain else [Charge(**charge) for charge in plain["charges"]]
             ledger = Ledger(charges, {client: Budget(**budget) for client, budget in plain["budgets"]})
@@ -267,11 +273,19 @@ _SHARED = ("what", "mechanism", "replayable", "correction")  # the same for most
 def grouped(charges: Iterable[Charge]) -> dict[str, Any]:
     """Charges as plain data, in which what they share is written once."""
     terms: dict[tuple[Any, ...], int] = {}
-    rows = []
-    for charge in charges:
-        place = terms.setdefault(tuple(getattr(charge, name) for name in _SHARED), len(terms))
-        rows.append([charge.client, charge.mu, charge.release, charge.covered, place])
+    rows = list(_rows(charges, terms))
     return {"terms": [dict(zip(_SHARED, values, strict=True)) for values in terms], "charges": rows}
+
+
+def _rows(charges: Iterable[Charge], terms: dict[tuple[Any, ...], int]) -> Iterator[list[Any]]:
+    """Charges without what they share, which is noted in `terms`, in the order in which it comes first."""
+    for charge in charges:
+        place = terms.setdefault(_terms(charge), len(terms))
+        yield [charge.client, charge.mu, charge.release, charge.covered, place]
+
+
+def _terms(charge: Charge) -> tuple[Any, ...]:
+    return tuple(getattr(charge, name) for name in _SHARED)
 
 
 def ungrouped(plain: Mapping[str, Any]) -> Iterator[Charge]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedup.errors import ArtifactError
 from fedup.files import explained
 
-IN_MEMORY_BYTES = 2**24  # parts that are written lie in memory up to this size, then in an unnamed file
+IN_MEMORY_BYTES = 2**23  # parts that are written lie in memory up to this size, then in an unnamed file
 _SHORT = np.iinfo(np.int32)
 _PLACE = struct.Struct("<IqqI?32s")  # the number of its file, and all else
 
