@@ -156,15 +156,16 @@ class Profiles(MutableMapping[int, Profile]):
 
     def columns(self) -> Columns:
         """All cells of these nodes, node by node."""
-        nodes, places = list(self._places), torch.tensor(list(self._places.values()), dtype=torch.int64)
-        starts = _tensor_of(self._starts)
-        first, counts = starts[places], (starts[1:] - starts[:-1])[places]
-        node = torch.arange(len(nodes), dtype=torch.int32).repeat_interleave(counts)
-        cells = (first - (counts.cumsum(0) - counts)).int().repeat_interleave(counts)
-        cells += torch.arange(len(node), dtype=torch.int32)
-        labels, rows, deviation = (_tensor_of(own)[cells] for own in (self._labels, self._rows, self._deviation))
+        nodes, places = list(self._places), np.fromiter(self._places.values(), dtype=np.int64)
+        starts = _tensor_of(self._starts).numpy()
+        first, counts = starts[places], np.diff(starts)[places]
+        node = np.arange(len(nodes), dtype=np.int32).repeat(counts)
+        cells = (first - (counts.cumsum() - counts)).astype(np.int32).repeat(counts)
+        cells += np.arange(len(node), dtype=np.int32)
+        own, chosen = (self._labels, self._rows, self._deviation), torch.from_numpy(cells)
+        labels, rows, deviation = (_tensor_of(column).index_select(0, chosen) for column in own)
         lengths = _tensor_of(self._lengths)[places]
-        return Columns(nodes, lengths, node, labels, rows, deviation, cells, self._means.view())
+        return Columns(nodes, lengths, torch.from_numpy(node), labels, rows, deviation, chosen, self._means.view())
 
 
 def _tensor_of(column: "array[int] | array[float]") -> Tensor:

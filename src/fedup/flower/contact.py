@@ -221,7 +221,7 @@ class GridContact(ReachedNodes):
         self.flagged |= reasons
         return reasons if self._delivery.intake.leaves_out else {}
 
-    def _leave_out(self, taken: Mapping[int, _Taken], reasons: Mapping[int, str]) -> dict[int, _Taken]:
+    def _leave_out(self, taken: dict[int, _Taken], reasons: Mapping[int, str]) -> dict[int, _Taken]:
         """The answers without those of nodes that are left out for these reasons."""
         self._messenger.leave_out(reasons)
         return {node: answer for node, answer in taken.items() if node not in reasons} if reasons else taken
