@@ -2,6 +2,8 @@
 
 import copy
 import re
+import zlib
+from array import array
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from fedup.clients.in_process import InProcess
 from fedup.errors import ArtifactError, CutError, DataError, RequestError, SettingError, StorageError
 from fedup.privacy.guarantee import DP
 from fedup.privacy.ledger import Ledger
+from fedup.records import Records
 from fedup.request import union
 from fedup.statistics.cell_table import CellTable
 from fedup.statistics.centroids import CentroidConfig, Summary
@@ -195,10 +198,14 @@ def _changeable_parts(value):
         return {id(value)}.union(*map(_changeable_parts, value))
     if isinstance(value, tuple):
         return set().union(*map(_changeable_parts, value))
-    if isinstance(value, Ledger):
+    if isinstance(value, Ledger | Records):
         return {id(value)} | _changeable_parts(vars(value))
+    if isinstance(value, array | bytearray):
+        return {id(value)}
     frozen = is_dataclass(value) and value.__dataclass_params__.frozen
-    assert frozen or isinstance(value, str | int | float | frozenset | CellTable | None), f"can {value!r} change?"
+    assert frozen or isinstance(value, str | int | float | frozenset | CellTable | type | None), (
+        f"can {value!r} change?"
+    )
     return set()
 
 
@@ -229,6 +236,10 @@ def test_a_ledger_that_is_kept_elsewhere_stays_one_account(own):
     assert own.to("cpu").ledger is own.ledger
 
 
+def lines_of(text):
+    return torch.frombuffer(bytearray(zlib.compress(text.encode())), dtype=torch.uint8)
+
+
 def _edits(header, tensors):
     for name in ("vectors", "counts", "sealed.1.counts"):
         yield lambda name=name: tensors.pop(name)
@@ -248,7 +259,10 @@ def _edits(header, tensors):
     yield lambda: header["how"].update(other=5)
     yield lambda: header["excluded"][0].pop()
     yield lambda: header["purged"][0].pop()
-    yield lambda: header["bytes_up"].update(someone=5)
+    for name in ("bytes_up", "ledger.charges"):
+        yield lambda name=name: tensors.pop(name)
+        yield lambda name=name: tensors.update({name: tensors[name][:-5].clone()})
+        yield lambda name=name: tensors.update({name: lines_of('["someone", 5]')})
     yield lambda: header["collected_for"][0].update(samples={"someone": [5]})
 
 

@@ -176,7 +176,7 @@ def test_purges_and_changes_leave_nothing_of_the_old_parts_on_disk(few, monkeypa
     for content in (file.read(), (tmp_path / "store").read_bytes()):
         assert store.parts[3].to_bytes() in content
         for part in old.values():
-            assert part.second.numpy().tobytes() not in content
+            assert not any(part.second.to(kind).numpy().tobytes() in content for kind in (torch.int32, torch.int64))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 9])
@@ -187,6 +187,26 @@ def test_a_part_that_is_written_anew_smaller_or_larger_leaves_no_trace(rows):
     content = parts.place(0).file._file.getvalue()
     assert content.count(first.sums[2:].numpy().tobytes()) == (2 if rows == 3 else 1)
     assert torch.equal(parts[0].sums, then.sums) and torch.equal(parts[1].sums, first.sums)
+
+
+@pytest.mark.parametrize("number", [2**31 - 1, -(2**31), 2**31, -(2**31) - 1, -(2**62)])
+def test_numbers_of_a_part_take_32_bits_where_those_hold_all_of_them(number):
+    parts, part = ClientParts(2), ClientPart(torch.tensor([[1, 2]]), torch.tensor([3, number, 4]))
+    parts[0] = part
+    assert parts.place(0).size == (4 if -(2**31) <= number < 2**31 else 8) * 5
+    assert torch.equal(parts[0].sums, part.sums) and torch.equal(parts.copy()[0].second, part.second)
+
+
+def test_a_file_holds_short_and_long_parts(tmp_path):
+    builder = StoreBuilder(MomentConfig(), 1, Forget(), {}, None)
+    for client, scale in enumerate((1, 1000, 1)):
+        x = scale * torch.rand(90, 2)
+        builder.add(ClientMoments(client, IntegerMoments.of(x, torch.zeros(90).long(), 1, MomentConfig()), shape=(2,)))
+    store = builder.finish(cut="0", base="")
+    assert [store.parts.place(client).size for client in range(3)] == [20, 40, 20]
+    fedup.save_centroids(store, tmp_path / "store")
+    loaded = fedup.load_centroids(tmp_path / "store")
+    assert all(loaded.moments_of(client) == store.moments_of(client) for client in range(3))
 
 
 def test_copies_are_independent_and_take_over_what_is_overwritten(few, store):
@@ -230,7 +250,7 @@ def test_parts_of_many_clients_take_disk_and_not_memory(tmp_path):
         "client_parts.IN_MEMORY_BYTES = 2**20\npeak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         f"many(10, width=128)\nbefore = peak()\n_, store = many(2000, width=128)\npath = {str(tmp_path / 'store')!r}\n"
         "fedup.save_centroids(store, path)\nstore = fedup.load_centroids(path)\n"
-        "assert store.parts.nbytes > 130e6, 'premise'\nassert peak() - before < 40_000, peak() - before\n"
+        "assert store.parts.nbytes > 65e6, 'premise'\nassert peak() - before < 40_000, peak() - before\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
 

@@ -30,8 +30,8 @@ _DTYPES = {
 
 
 class LongTensor(NamedTuple):
-    """64-bit integers that are written block by block, and read by whoever needs a block. Its name must not be that of
-    another tensor, and its content is checked by whoever reads it: no hash of the file covers it."""
+    """Bytes that are written block by block, and read by whoever needs a block. Its name must not be that of another
+    tensor, and its content is checked by whoever reads it: no hash of the file covers it."""
 
     name: str
     size_bytes: int
@@ -62,7 +62,7 @@ def _write_with(long: LongTensor, path: Path, small: bytes) -> None:
     start = 8 + int.from_bytes(small[:8], "little")
     entries, content = json.loads(small[8:start]), memoryview(small)[start:]
     place = [len(content), len(content) + long.size_bytes]
-    entries[long.name] = {"dtype": "I64", "shape": [long.size_bytes // 8], "data_offsets": place}
+    entries[long.name] = {"dtype": "U8", "shape": [long.size_bytes], "data_offsets": place}
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
@@ -75,13 +75,13 @@ def _write_with(long: LongTensor, path: Path, small: bytes) -> None:
 
 
 def find_long_tensor(path: Path, name: str) -> tuple[int, int]:
-    """Where a tensor of 64-bit integers lies in a file, and its size in bytes."""
+    """Where a long tensor lies in a file, and its size in bytes."""
     with path.open("rb") as file:
         start = 8 + int.from_bytes(file.read(8), "little")
         entry = json.loads(file.read(start - 8))[name]
         first, last = entry["data_offsets"]
-        if entry["dtype"] != "I64" or start + last > os.fstat(file.fileno()).st_size:
-            raise ValueError(f"{name} is no list of 64-bit integers")
+        if entry["dtype"] not in ("U8", "I64") or start + last > os.fstat(file.fileno()).st_size:
+            raise ValueError(f"{name} is no list of bytes")  # I64: of an earlier fedup
     return start + first, last - first
 
 

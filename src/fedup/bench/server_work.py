@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "private": {"privacy": DP(4.0, clip="unit")},
 }
 GOAL_MS, GOAL_BYTES = 1.0, 300_000_000  # for each client; beyond what the process had before
+_NAME_BYTES = 16  # of a release
 _FIRST = 10**18  # number of the first node: Flower's have 64 bits
 
 
@@ -118,7 +120,9 @@ class _Clock:
 class SyntheticGrid:
     """Nodes that answer at once, with answers that were made before, each under its own number.
 
-    Its own work is timed by `clock`: it stands for nodes, engine and wire, which are not the server's.
+    Its own work is timed by `clock`: it stands for nodes, engine and wire, which are not the server's. What it keeps is
+    counted as the server's memory, and is little: 26 bytes for each message on its way, and the answers of 64 clients.
+    Its messages have names as long as Flower's: the server keeps those until they are answered.
     """
 
     model: nn.Module
@@ -129,38 +133,45 @@ class SyntheticGrid:
         from flwr.supercore.task_identity import TaskIdentity
 
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 0, 1  # else no message can be made
-        self._queued: dict[str, tuple[int, str, str]] = {}  # by message: node, question, name of the release
+        # By message: its node, the place of its question among those that came, and the name of the release.
+        self._nodes, self._asked, self._names = array("Q"), array("H"), bytearray()
+        self._digests: list[str] = []
         self._templates: dict[str, list[tuple[str, ArrayRecord | None]]] = {}  # by question: text and arrays
-        self._numbers = itertools.count()
 
     def get_node_ids(self) -> Iterable[int]:
         """All nodes."""
         return range(_FIRST, _FIRST + self.clients)
 
     def push_messages(self, messages: Iterable["Message"]) -> list[str]:
-        """Take questions; what is kept of them is little, since it is not the server's."""
+        """Take questions."""
         from fedup.flower.wire import read_ask
 
         with self.clock.runs():
             numbers = []
             for message in messages:
-                numbers.append(f"message-{next(self._numbers)}")
+                numbers.append(f"{len(self._nodes):064x}")
                 ask = read_ask(message.content)
                 if ask.digest not in self._templates:
                     question = QUESTIONS[ask.kind].from_message(ask.details, ask.arrays)
                     self._templates[ask.digest] = [self._template(question, ask.base, n) for n in range(TEMPLATES)]
-                name = str(ask.details.get(NONCE, ""))
-                self._queued[numbers[-1]] = message.metadata.dst_node_id, sys.intern(ask.digest), name
+                    self._digests.append(ask.digest)
+                self._nodes.append(message.metadata.dst_node_id)
+                self._asked.append(self._digests.index(ask.digest))
+                self._names += bytes.fromhex(ask.details.get(NONCE, "")).ljust(_NAME_BYTES, b"\0")
             return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> "list[Message]":
         """Answer them."""
         with self.clock.runs():
-            return [self._reply(number, *self._queued.pop(number)) for number in message_ids if number in self._queued]
+            return [self._reply(number) for number in message_ids]
 
-    def _reply(self, number: str, node: int, digest: str, name: str) -> "Message":
+    def _reply(self, number: str) -> "Message":
         from flwr.app import ConfigRecord, Message, RecordDict
 
+        place = int(number, 16)
+        node, digest = self._nodes[place], self._digests[self._asked[place]]
+        raw = self._names[_NAME_BYTES * place : _NAME_BYTES * (place + 1)]
+        name = raw.hex() if any(raw) else ""  # an answer that is no release has none
         client = node - _FIRST
         text, arrays = self._templates[digest][client % TEMPLATES]
         text = text.replace('"client": 0', f'"client": {client}, "{NONCE}": "{name}"')

@@ -45,7 +45,8 @@ def server_work_table(result: dict[str, Any]) -> str:
             "answer, comparing all nodes, the answers on disk, the ledger, the store, the journal. *CPU* is this "
             "process's own time; *wall* has also what it waits for: the disk, and on a busy machine the others. "
             "*Load* is how many processes wanted to run in the minute before: above the number of cores, *wall* says "
-            "little. *Memory* is by how much the process grows at most, without pages of files. "
+            "little. *Memory* is by how much the process grows at most, without pages of files; what the made-up nodes "
+            "keep is in it: 26 bytes for each message, and the different replies. "
             f"Goals: {goals['ms']:g} ms a client, {show_bytes(goals['peak_bytes'])}.",
             markdown_table(HEAD, rows_of(result)),
         ]

@@ -28,8 +28,9 @@ _MANY_ROWS = 20
 _GOOD_WITNESS = 0.8  # share of the middle node's rows in classes whose means the last layer answers rightly
 _CLEAR = 4.0  # deviations of noise
 _WITHIN = 1.5  # times the middle distance of a class's means from their centre
-_CELLS_AT_ONCE = 4096  # whose distances are in memory
-_COLUMNS_AT_ONCE = 16  # of a median
+_CELLS_AT_ONCE = 2048  # whose distances are in memory
+_COLUMNS_AT_ONCE = 16  # of means that are read for a median
+_SORTED_AT_ONCE = 2**18  # numbers
 _AT_ONCE = 0.1  # share of the suspects that are set aside before the others are judged again
 
 Answers = Callable[[Tensor], Tensor]  # what the last layer answers to features (N, D): classes (N,)
@@ -53,8 +54,8 @@ def too_many_rows(profiles: Mapping[int, Profile], declared: Mapping[int, int], 
     columns = Profiles.of(profiles).columns()
     totals = columns.totals
     usual = float(np.median(totals.numpy())) if len(columns.nodes) >= LEAST_NODES else None
-    noise = columns.deviation * columns.rows.abs().clamp(min=1)  # of a sum: counts have noise of that order
-    slack = 2 * _CLEAR * columns.per_node(noise.square()).sqrt()  # by which noise may have raised the total
+    noise = columns.rows.abs().clamp_(min=1).mul_(columns.deviation)  # of a sum: counts have noise of that order
+    slack = 2 * _CLEAR * columns.per_node(noise.square_()).sqrt()  # by which noise may have raised the total
     reasons = {}
     for node, total in zip(columns.nodes, (totals - slack).tolist(), strict=True):
         if node in declared:
@@ -90,8 +91,9 @@ def _answered(columns: Columns, answers: Answers | None) -> Tensor | None:
     """What the last layer answers to the mean of each cell; None where it cannot say, as a blank one. (M,)"""
     if answers is None:
         return None
-    parts = torch.arange(len(columns.node)).split(_CELLS_AT_ONCE)
-    answered = torch.cat([answers(columns.means(part).float()) for part in parts] or [torch.zeros(0).long()])
+    answered = torch.zeros(len(columns.node), dtype=torch.int64)  # filled: many small pieces would hold memory apart
+    for part in torch.arange(len(columns.node)).split(_CELLS_AT_ONCE):
+        answered[part] = answers(columns.means(part).float())
     return answered if bool((answered >= 0).any()) else None
 
 
@@ -131,7 +133,7 @@ class _Centres:
 
     @classmethod
     def of(cls, columns: Columns, left: Tensor, num_classes: int) -> "_Centres":
-        kept = left[columns.node]
+        kept = left.index_select(0, columns.node)
         rows = torch.zeros(num_classes, dtype=torch.float64)
         rows.index_add_(0, columns.labels[kept], columns.rows[kept].clamp(min=0))
         points = rows.new_zeros(num_classes, columns.width)
@@ -140,8 +142,11 @@ class _Centres:
             cells = (kept & (columns.labels == label) & (columns.rows >= LEAST_ROWS)).nonzero().flatten()
             if len(cells) >= LEAST_HOLDERS:
                 points[label], known[label] = _middle(columns, cells), True
-                distances = [(columns.means(part) - points[label]).norm(dim=1) for part in cells.split(_CELLS_AT_ONCE)]
-                radius[label] = float(np.median(torch.cat(distances).numpy()))
+                distances = torch.zeros(len(cells), dtype=torch.float64)
+                for start, part in zip(range(0, len(cells), _CELLS_AT_ONCE), cells.split(_CELLS_AT_ONCE), strict=True):
+                    apart = columns.means(part).double().sub_(points[label])
+                    distances[start : start + len(part)] = apart.norm(dim=1)
+                radius[label] = float(np.median(distances.numpy()))
         return cls(points, known, radius, rows)
 
 
@@ -157,9 +162,9 @@ def _wrong_cells(
 ) -> dict[int, dict[int, int]]:
     """By the place of a node, and then by cell, the class that it looks like instead."""
     wrong: dict[int, dict[int, int]] = {}
-    enough = (left[columns.node] & (columns.rows >= LEAST_ROWS)).nonzero().flatten()
+    enough = (left.index_select(0, columns.node) & (columns.rows >= LEAST_ROWS)).nonzero().flatten()
     for part in enough.split(_CELLS_AT_ONCE) if bool(centres.known.any()) else ():
-        means, labels = columns.means(part), columns.labels[part]
+        means, labels = columns.means(part).double(), columns.labels[part]
         distances = torch.cdist(means, centres.points, compute_mode="donot_use_mm_for_euclid_dist")  # (n, K)
         nearest = torch.where(centres.known, distances, torch.inf).argmin(1)
         suspect = nearest != labels
@@ -198,7 +203,10 @@ def weighted_median(points: Sequence[Tensor], weights: Sequence[float]) -> Tenso
 
 
 def _weighted_median(points: Tensor, weights: Tensor) -> Tensor:
-    weights = weights.clamp(max=float(np.median(weights.numpy())))
-    ordered, order = points.T.contiguous().sort(dim=1)  # (D, N)
-    reached = weights[order].cumsum(1) >= weights.sum() / 2
-    return ordered.gather(1, reached.int().argmax(1, keepdim=True)).flatten()
+    weights, medians = weights.clamp(max=float(np.median(weights.numpy()))), []
+    half = weights.sum() / 2
+    for part in points.T.split(max(1, _SORTED_AT_ONCE // len(points))):
+        ordered, order = part.contiguous().sort(dim=1)  # (d, N)
+        reached = weights[order].cumsum(1) >= half
+        medians.append(ordered.gather(1, reached.int().argmax(1, keepdim=True)).flatten())
+    return torch.cat(medians).double()

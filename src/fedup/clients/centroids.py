@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import torch
@@ -75,11 +76,17 @@ class CentroidsQuestion(ExactQuestion[Summary]):
         self._check_cells(summary)
         return summary
 
+    def read_again(self, details: Details, arrays: Arrays, facts: ModelFacts) -> Summary:
+        features = facts.features(self.cut)
+        width = math.prod(features.shape)
+        return read_summary(details, arrays, width=width, shape=features.shape, nonnegative=features.nonnegative)
+
     def _check_cells(self, summary: Summary) -> None:
         """Rows, samples left out, centroids and the points behind them must add up in each cell."""
         require(summary.rows.keys() == set(summary.labels), "its rows and its centroids have different classes")
-        counts = summary.counts.split(list(summary.sizes))
-        for label, size, ids, points in zip(summary.labels, summary.sizes, summary.excluded, counts, strict=True):
+        points = [0, *accumulate(summary.counts.tolist())]  # behind all centroids so far
+        ends = accumulate(summary.sizes)
+        for label, size, ids, end in zip(summary.labels, summary.sizes, summary.excluded, ends, strict=True):
             named = frozenset(i for i in self.excluded if self.sample_labels.get(i, label) == label)
             require(ids <= named, "it leaves out samples that nobody named")
             require(ids >= named & self.sample_labels.keys(), "it does not leave out what was named")
@@ -89,7 +96,8 @@ class CentroidsQuestion(ExactQuestion[Summary]):
             require(not hidden or (bool(ids) and left <= _MOST_HELD_BACK), f"class {label} has rows and no centroids")
             expected = centroid_count(left, self.config.ratio)
             require(size in (0, expected), f"class {label} has {size} centroids, not {expected}")
-            require(not size or int(points.sum()) == left, f"the points of class {label} are not as many as its rows")
+            clustered = points[end] - points[end - size]
+            require(not size or clustered == left, f"the points of class {label} are not as many as its rows")
 
 
 def _with_empty(summary: Summary, empty: Mapping[int, frozenset[int]]) -> Summary:

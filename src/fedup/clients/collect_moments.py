@@ -1,12 +1,13 @@
 """Phase 2 with moments: every client is asked, once, for sums that add up."""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -141,8 +142,8 @@ class StoreBuilder:
         self._total: IntegerMoments | None = None
         self._parts = ClientParts(0)
         self._of_classes: dict[int, Tensor] = {}
-        self._cells: dict[int, Sequence[int]] = {}  # by client
-        self._counts: dict[int, Sequence[int]] = {}
+        self._clients, self._cells_of = array("Q"), array("q")  # and how many cells each has
+        self._labels, self._counts = array("q"), array("q")  # of their cells
         self._unsent: set[int] = set()
         self._few: dict[int, set[int]] = {}  # by class
         self._shortened, self._clipped, self._unreported = 0, 0, dict[int, int]()
@@ -161,7 +162,10 @@ class StoreBuilder:
             self._of_classes[label] = self._of_classes.get(label, 0) + second
         named = {*self._sample_labels.get(client, {}).values()} - self._forget_set.class_ids
         held = sorted({*moments.counts.nonzero().flatten().tolist(), *named})  # samples may take out a whole cell
-        self._cells[client], self._counts[client] = array("q", held), array("q", moments.counts[held].tolist())
+        self._clients.append(client)
+        self._cells_of.append(len(held))
+        self._labels.extend(held)
+        self._counts.extend(moments.counts.numpy()[held].tolist())
         if held:
             self._parts[client] = ClientPart(moments.sums[held], moments.second)
         if moments.rows and not answer.by_class:
@@ -214,13 +218,9 @@ class StoreBuilder:
         if total is None or not total.rows:
             raise DataError(f"No client has {self._config.least_rows} rows of a class: there is nothing to keep.")
         total.check(self._config)
-        order = sorted(self._cells)
-        cells = CellTable(
-            (client for client in order for _ in self._cells[client]),
-            (label for client in order for label in self._cells[client]),
-        )
-        column = array("q", (count for client in order for count in self._counts[client]))
-        counts, excluded = torch.frombuffer(column, dtype=torch.int64).clone(), self._excluded()
+        clients, labels, rows = self._columns()
+        cells = CellTable(clients, labels)
+        counts, excluded = torch.from_numpy(rows), self._excluded(cells)
         sizes = counts.clone()
         for name, ids in excluded.items():
             cell = cells.find(name)
@@ -230,7 +230,7 @@ class StoreBuilder:
             vectors=torch.zeros(0, total.width, dtype=torch.int64),
             counts=counts,
             cells=cells,
-            clients=tuple(sorted({*self._cells, *self._forget_set.client_ids})),
+            clients=tuple(sorted({*self._clients, *self._forget_set.client_ids})),
             num_classes=self._num_classes,
             how=self._config,
             excluded=excluded,
@@ -248,11 +248,19 @@ class StoreBuilder:
             **about,
         )
 
-    def _excluded(self) -> dict[CellName, frozenset[int]]:
+    def _columns(self) -> "tuple[array[int], array[int], np.ndarray]":
+        """Of all cells, sorted by client and class: the client, the class, the rows."""
+        sizes = np.frombuffer(self._cells_of, dtype=np.int64)
+        clients = np.frombuffer(self._clients, dtype=np.uint64).repeat(sizes)
+        order = clients.argsort(kind="stable")  # they came sorted, unless somebody else adds them
+        labels, rows = (np.frombuffer(column, dtype=np.int64)[order] for column in (self._labels, self._counts))
+        return array("Q", clients[order].tobytes()), array("q", labels.tobytes()), rows
+
+    def _excluded(self, cells: CellTable) -> dict[CellName, frozenset[int]]:
         """By cell, the samples that are left out of it."""
         excluded: dict[CellName, frozenset[int]] = {}
         for client, ids in self._forget_set.sample_ids.items():
             labels = self._sample_labels.get(client, {})
-            for label in self._cells.get(client, ()):
+            for label in cells.labels(client):
                 excluded[client, label] = frozenset(i for i in ids if labels.get(i) == label)
         return {name: ids for name, ids in excluded.items() if ids}

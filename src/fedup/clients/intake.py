@@ -25,7 +25,7 @@ from fedup.statistics.integer_moments import MomentConfig, diagonal_of
 
 IntakePolicy = Literal["leave_out", "report", "off"]
 _CERTAIN = 7.0  # deviations: noise is beyond in one of 10^11 numbers
-_AT_ONCE = 64  # vectors
+_NUMBERS_AT_ONCE = 2**18  # of vectors
 _MOST_HELD_BACK = 1000  # rows of a class that a node's own rules may hold back
 
 
@@ -191,18 +191,20 @@ def _of_centroids(summary: Summary, question: CentroidsQuestion, facts: ModelFac
     least = -1e-6 - _CERTAIN * question.config.sigma  # the paper's noise is of either sign
     if facts.features(question.cut).nonnegative and vectors.numel():
         require(float(vectors.min()) >= least, "features are below 0 where none can be")
-    filled = [i for i, size in enumerate(sizes) if size]
-    parts, counts, length, means = vectors.split(sizes), summary.counts.split(sizes), 0.0, []
-    for i in filled:
-        total = torch.zeros(vectors.shape[1], dtype=torch.float64)
-        for part, points in zip(parts[i].split(_AT_ONCE), counts[i].split(_AT_ONCE), strict=True):
-            block = part.double()  # some rows at a time: the message may be large
-            total += points.double() @ block
+    filled, width = [i for i, size in enumerate(sizes) if size], max(1, vectors.shape[1])
+    cell, points = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes).long()), summary.counts.double()
+    totals, length = torch.zeros(len(sizes), vectors.shape[1], dtype=torch.float64), 0.0
+    at_once = max(1, _NUMBERS_AT_ONCE // width)  # rows: the message may be large
+    for part, own, weights in zip(*(each.split(at_once) for each in (vectors, cell, points)), strict=True):
+        block = part.double()
+        if len(block):
             length = max(length, float(block.norm(dim=1).max()))
-        means.append(total / counts[i].sum())
-    stacked = torch.stack(means).float() if means else vectors[:0]
+            totals.index_add_(0, own, block * weights[:, None])
+    behind = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, cell, points)
+    held = torch.tensor(filled).long()
+    means = (totals[held] / behind[held, None]).float()
     claimed = torch.tensor([float(summary.rows[summary.labels[i]]) for i in filled], dtype=torch.float64)
-    return Profile(tuple(summary.labels[i] for i in filled), claimed, stacked, length, torch.zeros(len(filled)))
+    return Profile(tuple(summary.labels[i] for i in filled), claimed, means, length, torch.zeros(len(filled)))
 
 
 def _of_release(summary: Summary, dp: DP, facts: ModelFacts, cut: str) -> Profile:

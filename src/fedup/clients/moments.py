@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -280,7 +281,8 @@ def _read(
     require(len(rows) == len(details["rows"]), "a class comes twice")
     require(all(0 <= label < classes for label in rows), "a label is out of range")
     require(list(rows) == sorted(rows), "classes are out of order")
-    require(all(config.least_rows <= count <= config.most_rows for count in rows.values()), "a count is out of range")
+    least, most = config.least_rows, config.most_rows
+    require(all(least <= count <= most for count in rows.values()), "a count is out of range")
     require(checks.list_of(details, "shape") == list(features.shape), "its features have another shape")
     require(details.get("nonnegative") is features.nonnegative, "its features are of another kind")
     shortened, unreported, clipped = (_count(details, name) for name in ("shortened", "unreported", "clipped"))
@@ -290,9 +292,8 @@ def _read(
     require(max(shortened, clipped) <= sum(rows.values()), "more rows were shortened or cut off than it reports")
     held = list(rows)
     counts, sums = torch.zeros(classes, dtype=torch.int64), torch.zeros(classes, width, dtype=torch.int64)
-    places = torch.tensor(held, dtype=torch.int64)
-    counts.index_copy_(0, places, torch.tensor(list(rows.values()), dtype=torch.int64))
-    sums.index_copy_(0, places, _from_bytes(arrays, "sums", (len(held), width)))
+    counts.numpy()[held] = list(rows.values())
+    sums.numpy()[held] = _from_bytes(arrays, "sums", (len(held), width)).numpy()
     if "by_class" in arrays and held:
         seconds = _from_bytes(arrays, "by_class", (len(held), triangle))
         moments, of_classes = IntegerMoments(counts, sums, seconds.sum(0)), dict(zip(held, seconds, strict=True))
@@ -359,7 +360,9 @@ def _from_bytes(arrays: Arrays, name: str, shape: tuple[int, ...]) -> Tensor:
     sent = checks.array(arrays, name, None)
     fits = sent.dtype == torch.uint8 and tuple(sent.shape[:-1]) == shape and 1 <= sent.shape[-1] <= 8
     require(fits, f"{name} is no array of integers of shape {shape}")
-    unused = 8 - sent.shape[-1]
-    full = torch.zeros(*shape, 8, dtype=torch.uint8)
-    full[..., unused:] = sent
-    return full.view(torch.int64).reshape(shape) >> 8 * unused  # which keeps the sign
+    count, size = math.prod(shape), sent.shape[-1]
+    wide = 4 if size <= 4 else 8  # bytes of the integers that are read, each of which ends where a sent one ends
+    buffer = np.zeros(wide - size + sent.numel(), dtype=np.uint8)
+    buffer[wide - size :] = sent.numpy().reshape(-1)
+    read = np.ndarray((count,), dtype=f"<i{wide}", buffer=buffer, strides=(size,))
+    return torch.from_numpy(read.astype(np.int64) >> 8 * (wide - size)).reshape(shape)  # which keeps the sign

@@ -81,3 +81,7 @@ class PrivateCentroidsQuestion(PrivateQuestion[Summary, PlannedSummary]):
         require(set(summary.sizes) <= {1} and not summary.rows, "it reports sizes, which a guarantee keeps secret")
         require(all(ids == self.excluded for ids in summary.excluded), "it leaves out other samples than were named")
         return summary
+
+    def read_again(self, details: Details, arrays: Arrays, facts: ModelFacts) -> Summary:
+        width, shape = facts.width(self.cut, self.dp), facts.features(self.cut).shape
+        return read_summary(details, arrays, width=width, shape=shape, nonnegative=False)

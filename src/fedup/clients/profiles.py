@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedup.files import explained
 
-_IN_MEMORY_BYTES = 2**24  # of means; more of them lie in an unnamed file
+_IN_MEMORY_BYTES = 2**23  # of means; more of them lie in an unnamed file
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +39,10 @@ class Columns:
 
     nodes: list[int]
     lengths: Tensor  # (N,)
-    node: Tensor  # (M,) place of the cell's node
+    node: Tensor  # (M,) place of the cell's node; 32 bits, as labels and cells: there may be millions
     labels: Tensor  # (M,)
     rows: Tensor  # (M,)
-    deviation: Tensor  # (M,)
+    deviation: Tensor  # (M,) in single precision
     _cells: Tensor  # (M,) rows of the table of means
     _table: np.ndarray  # a view of a file, if there are many
 
@@ -52,8 +52,8 @@ class Columns:
         return int(self._table.shape[1])
 
     def means(self, chosen: Tensor, columns: slice = slice(None)) -> Tensor:
-        """Means of chosen cells, or some columns of them; in double precision. (n, D)"""
-        return torch.from_numpy(self._table[self._cells[chosen].numpy(), columns]).double()
+        """Means of chosen cells, or some columns of them; in single precision. (n, D)"""
+        return torch.from_numpy(self._table[self._cells[chosen].numpy(), columns])
 
     @property
     def totals(self) -> Tensor:
@@ -156,18 +156,19 @@ class Profiles(MutableMapping[int, Profile]):
 
     def columns(self) -> Columns:
         """All cells of these nodes, node by node."""
-        nodes, places = list(self._places), torch.tensor(list(self._places.values()), dtype=torch.int64)
-        starts = _tensor_of(self._starts)
-        first, counts = starts[places], (starts[1:] - starts[:-1])[places]
-        node = torch.arange(len(nodes)).repeat_interleave(counts)
-        cells = first[node] + torch.arange(len(node)) - (counts.cumsum(0) - counts)[node]
-        labels, rows, deviation = (_tensor_of(own)[cells] for own in (self._labels, self._rows, self._deviation))
+        nodes, places = list(self._places), np.fromiter(self._places.values(), dtype=np.int64)
+        starts = _tensor_of(self._starts).numpy()
+        first, counts = starts[places], np.diff(starts)[places]
+        node = np.arange(len(nodes), dtype=np.int32).repeat(counts)
+        cells = (first - (counts.cumsum() - counts)).astype(np.int32).repeat(counts)
+        cells += np.arange(len(node), dtype=np.int32)
+        own, chosen = (self._labels, self._rows, self._deviation), torch.from_numpy(cells)
+        labels, rows, deviation = (_tensor_of(column).index_select(0, chosen) for column in own)
         lengths = _tensor_of(self._lengths)[places]
-        return Columns(nodes, lengths, node, labels, rows, deviation, cells, self._means.view())
+        return Columns(nodes, lengths, torch.from_numpy(node), labels, rows, deviation, chosen, self._means.view())
 
 
 def _tensor_of(column: "array[int] | array[float]") -> Tensor:
-    """A copy of a column, in 64 bits."""
+    """A column as a tensor, which has to go before the column can grow."""
     stored = {"d": torch.float64, "f": torch.float32, "i": torch.int32, "q": torch.int64}[column.typecode]
-    wide = torch.float64 if stored.is_floating_point else torch.int64
-    return torch.frombuffer(column, dtype=stored).to(wide, copy=True) if column else torch.zeros(0, dtype=wide)
+    return torch.frombuffer(column, dtype=stored) if column else torch.zeros(0, dtype=stored)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -23,13 +23,15 @@ _LARGEST_SPENT = 1e12  # μ²: a client that has released everything a million t
 _LOST = "releases that did not come"
 
 
-@dataclass
+@dataclass(slots=True)
 class _Stranger:
-    """Answers of a node whose client is not known yet."""
+    """Answers of a node whose client is not known yet, and that does not say, or may not be, who it is."""
 
     bytes_up: int = 0
-    spent: float = 0.0  # μ², as it says
-    releases: list[tuple[PrivateQuestion[Any, Any], str]] = field(default_factory=list)  # and their names
+    releases: tuple[tuple[PrivateQuestion[Any, Any], str], ...] = ()  # and their names
+
+
+_NOBODY = _Stranger()  # of whom nothing came
 
 
 class Accounts:
@@ -40,6 +42,7 @@ class Accounts:
         self.nodes: dict[int, int] = {}  # by client
         self.clients: dict[int, int] = {}  # by node
         self._strangers: defaultdict[int, _Stranger] = defaultdict(_Stranger)
+        self._spent: dict[int, float] = {}  # μ², as nodes say whose client is not known yet
 
     def book(self, node: int, question: Question[Any], answer: Answer, *, counted: int | None = None) -> bool:
         """Count an answer and charge a release under DP; returns whether it holds data of a client.
@@ -52,10 +55,10 @@ class Accounts:
         client, size = self._client_of(node, answer), answer.size if counted is None else counted
         spent = _spent(answer) if counted is None else None
         if spent is not None and node not in self.clients:
-            self._strangers[node].spent, spent = max(spent, self._strangers[node].spent), None
+            self._spent[node], spent = max(spent, self._spent.get(node, 0.0)), None
         if client is None:
             if release:
-                self._strangers[node].releases.append((release, name))
+                self._strangers[node].releases += ((release, name),)
             self._strangers[node].bytes_up += size
             self.meter.came(None, size)
             return False
@@ -87,29 +90,30 @@ class Accounts:
         """Note which client each node is. Returns why, by node, where a node is not believed: its number belongs to
         another node, or two new nodes claim the same one, so that nobody knows whose it is."""
         connected, reasons = set(self.grid.get_node_ids()), dict[int, str]()
-        claims: dict[int, list[int]] = {}
+        first, claims = dict[int, int](), dict[int, list[int]]()  # by client; all nodes, where several say they are it
         for node, client in clients.items():
-            claims.setdefault(client, []).append(node)
-        for client, nodes in claims.items():
-            known = self.nodes.get(client)
+            if first.setdefault(client, node) != node:
+                claims.setdefault(client, [first[client]]).append(node)
+        for node, client in clients.items():
+            nodes, known = claims.get(client, (node,)), self.nodes.get(client)
             if known is not None and known not in connected and known not in nodes:
                 known = None  # it came back as another node
-            for node in nodes:
-                if self.clients.get(node, client) != client:
-                    before = self.clients[node]
-                    reasons[node] = f"Node {node} was client {before} before, and says now that it is {client}."
-                elif known not in (None, node) or (known is None and len(nodes) > 1):
-                    others = [known] if known is not None else [other for other in nodes if other != node]
-                    names = ", ".join(map(str, others))
-                    reasons[node] = f"Two nodes say they are client {client}: {names} and {node}."
-        believed = {node: client for node, client in clients.items() if node not in reasons}
-        for node, client in believed.items():
+            if self.clients.get(node, client) != client:
+                before = self.clients[node]
+                reasons[node] = f"Node {node} was client {before} before, and says now that it is {client}."
+            elif known not in (None, node) or (known is None and len(nodes) > 1):
+                others = [known] if known is not None else [other for other in nodes if other != node]
+                names = ", ".join(map(str, others))
+                reasons[node] = f"Two nodes say they are client {client}: {names} and {node}."
+        for node, client in clients.items():
+            if node in reasons:
+                continue
             self.nodes[client], self.clients[node] = node, client
-            stranger = self._strangers.pop(node, _Stranger())
+            stranger = self._strangers.pop(node, _NOBODY)
             self.meter.by_client[client] += stranger.bytes_up
             for release, name in stranger.releases:
                 self.ledger.came(client, release.dp, release.charged_as, name)
-            self.ledger.correct(client, stranger.spent, _LOST)
+            self.ledger.correct(client, self._spent.pop(node, 0.0), _LOST)
         return reasons
 
 

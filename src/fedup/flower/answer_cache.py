@@ -6,10 +6,10 @@ which stays as long: asked again by that name, a node sends the same release onc
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from sys import intern
 
 from fedup.files import write_text
 from fedup.flower.answer_log import AnswerLog
@@ -25,14 +25,17 @@ class AnswerCache:
 
     def __init__(self, folder: str | Path | None, base: str) -> None:
         self._folder = None if folder is None else Path(folder) / base[:32]
-        self._names: dict[str, str] = {}  # of releases that were asked for
+        # By question, and then by node: there may be very many nodes.
+        self._names: defaultdict[_Topic, dict[int, bytes]] = defaultdict(dict)  # of releases that were asked for
+        self._came: defaultdict[_Topic, set[int]] = defaultdict(set)  # answers that came to this object, not settled
         self._names_changed = False
         self._logs: dict[str, AnswerLog] = {}
         if self._folder is not None:
             self._logs = {prefix: AnswerLog(self._folder / f"{prefix}answers") for prefix in (_COLLECTION, _REQUEST)}
-            with suppress(OSError, ValueError, TypeError):
-                self._names = dict(json.loads((self._folder / _NAMES).read_text(encoding="utf-8")))
-        self._came: set[str] = set()  # answers that this object saw, and that are not settled
+            with suppress(OSError, ValueError, TypeError, AttributeError):
+                for key, name in json.loads((self._folder / _NAMES).read_text(encoding="utf-8")).items():
+                    topic, node = _parsed(key)
+                    self._names[topic][node] = bytes.fromhex(name)
 
     @property
     def is_kept(self) -> bool:
@@ -41,15 +44,15 @@ class AnswerCache:
 
     def get(self, node: int, ask: Ask) -> Answer | None:
         """A cached answer; None if there is none, or it is damaged: then the node is asked again."""
-        key, log = self._place(node, ask)
-        return log.get(key) if log is not None else None
+        topic = _topic(ask)
+        return None if topic is None or not self._logs else self._logs[topic[0]].get(_key(topic, node))
 
     def put(self, node: int, ask: Ask, answer: Answer) -> bool:
         """Keep an answer; returns whether it is kept."""
-        key, log = self._place(node, ask)
-        if log is None:
+        topic = _topic(ask)
+        if topic is None or not self._logs:
             return False
-        log.put(key, answer)
+        self._logs[topic[0]].put(_key(topic, node), answer)
         return True
 
     def sync(self) -> None:
@@ -61,35 +64,45 @@ class AnswerCache:
 
     def came(self, node: int, ask: Ask) -> None:
         """Note that an answer came and was counted."""
-        if key := _key(node, ask):
-            self._came.add(key)
+        if (topic := _topic(ask)) is not None:
+            self._came[topic].add(node)
 
     def has_come(self, node: int, ask: Ask) -> bool:
         """Whether it came to this server, not to one that was killed."""
-        return _key(node, ask) in self._came
+        return (topic := _topic(ask)) is not None and node in self._came[topic]
 
-    def name(self, asks: Mapping[int, Ask]) -> tuple[dict[int, Ask], set[int]]:
-        """The questions, with names for releases, which stay the same until `settle`, also after a restart; and the
-        nodes that were asked by that name before, and may have made and charged the release."""
-        keys = {node: _key(node, ask) for node, ask in asks.items() if ask.is_release}
-        before = {node for node, key in keys.items() if key in self._names}
-        if keys.keys() - before:
-            self._names |= {key: secrets.token_hex(16) for node, key in keys.items() if node not in before}
+    def name(self, asks: Mapping[int, Ask]) -> tuple[Callable[[int], str], set[int]]:
+        """How the release of a node is named, which stays the same until `settle`, also after a restart; and the nodes
+        that were asked by that name before, and may have made and charged the release."""
+        before, are_new = set[int](), False
+        for node, ask in asks.items():
+            if ask.is_release and (topic := _topic(ask)) is not None:
+                if node in self._names[topic]:
+                    before.add(node)
+                else:
+                    self._names[topic][node], are_new = secrets.token_bytes(16), True
+        if are_new:
             self._write_names()  # before any node is asked
-        return {**asks, **{node: asks[node].named(self._names[key]) for node, key in keys.items()}}, before
+
+        def name_of(node: int) -> str:
+            topic = _topic(asks[node]) if asks[node].is_release else None
+            return "" if topic is None else self._names[topic].get(node, b"").hex()
+
+        return name_of, before
 
     def give_up(self, node: int, ask: Ask) -> None:
         """Forget the name of an unusable answer: the next question is for another release. (Written by `sync`: a server
         killed before gets the same unusable answer again.)"""
-        self._names_changed |= self._names.pop(_key(node, ask), None) is not None
+        if (topic := _topic(ask)) is not None:
+            self._names_changed |= self._names[topic].pop(node, None) is not None
 
     def settle(self, *, only_collection: bool = False) -> None:
         """Delete all answers: their results are stored, and the same question is a new one. Names of releases that did
         not come stay: these can still be had for nothing."""
         prefix = _COLLECTION if only_collection else ""
-        settled = {key for key in self._came if key.startswith(prefix)}
-        self._came -= settled
-        self._names = {key: name for key, name in self._names.items() if key not in settled}
+        for topic in [topic for topic in self._came if topic[0].startswith(prefix)]:
+            for node in self._came.pop(topic):
+                self._names[topic].pop(node, None)
         for own, log in self._logs.items():
             if own.startswith(prefix):
                 log.remove()
@@ -101,21 +114,35 @@ class AnswerCache:
         self._names_changed = False
         if self._folder is None:
             return
-        if self._names:
-            write_text(self._folder / _NAMES, json.dumps(self._names))
+        if any(self._names.values()):
+            write_text(self._folder / _NAMES, "{" + ", ".join(self._written_names()) + "}")
             return
         (self._folder / _NAMES).unlink(missing_ok=True)
         with suppress(OSError):  # it holds other files, or does not exist
             self._folder.rmdir()
 
-    def _place(self, node: int, ask: Ask) -> tuple[str, AnswerLog | None]:
-        """The key of an answer, and its file; None if it is not kept."""
-        key = _key(node, ask)
-        return key, next((log for prefix, log in self._logs.items() if key.startswith(prefix)), None)
+    def _written_names(self) -> Iterator[str]:
+        for topic, names in self._names.items():
+            for node, name in names.items():
+                yield f"{json.dumps(_key(topic, node))}: {json.dumps(name.hex())}"
 
 
-def _key(node: int, ask: Ask) -> str:
-    """The name of an answer on disk; empty if it is not kept."""
+_Topic = tuple[str, str]  # the file that answers go to, and the question's digest
+
+
+def _topic(ask: Ask) -> _Topic | None:
+    """What an answer is to; None if it is not kept."""
     all_cells = "labels" in ask.details and ask.details["labels"] is None
     prefix = _COLLECTION if all_cells else _REQUEST if ask.is_release else ""
-    return intern(f"{prefix}{node}-{ask.digest[:32]}") if prefix else ""  # one text for names, answers and files
+    return (prefix, ask.digest[:32]) if prefix else None
+
+
+def _key(topic: _Topic, node: int) -> str:
+    """The name of an answer on disk."""
+    return f"{topic[0]}{node}-{topic[1]}"
+
+
+def _parsed(key: str) -> tuple[_Topic, int]:
+    """The opposite."""
+    start, node, digest = key.rsplit("-", 2)
+    return (f"{start}-", digest), int(node)

@@ -28,7 +28,7 @@ class AnswerLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: FileIO | None = None
-        self._places: dict[str, int] = {}
+        self._places: dict[int, int] = {}  # by the key's hash; a record says itself which key it has
         self._unsynced = 0
         if path.exists():
             self._open()
@@ -36,14 +36,18 @@ class AnswerLog:
     @property
     def keys(self) -> list[str]:
         """Of the answers that are there, in the order in which they came."""
-        return list(self._places)
+        if self._file is None:
+            return []
+        file, size = self._file.fileno(), os.fstat(self._file.fileno()).st_size
+        return [head[0] for place in self._places.values() if (head := _head_at(file, place, size)) is not None]
 
     def get(self, key: str) -> Answer | None:
         """An answer; None if there is none, or it is damaged."""
-        if key not in self._places or self._file is None:
+        place = self._places.get(hash(key))
+        if place is None or self._file is None:
             return None
         with explained(f"read {self._path}"):
-            return _answer_at(self._file.fileno(), self._places[key])
+            return _answer_at(self._file.fileno(), place, key)
 
     def put(self, key: str, answer: Answer) -> None:
         """Append an answer; it survives the process at once, and a power cut after `sync`."""
@@ -61,7 +65,7 @@ class AnswerLog:
             except OSError:
                 self._file.truncate(place)
                 raise
-            self._places[key], self._unsynced = place, self._unsynced + sum(map(len, parts))
+            self._places[hash(key)], self._unsynced = place, self._unsynced + sum(map(len, parts))
             if self._unsynced >= _SYNCED_BYTES:
                 self.sync()
 
@@ -88,7 +92,7 @@ class AnswerLog:
             self._places, end, size = {}, 0, os.fstat(self._file.fileno()).st_size
             while (head := _head_at(self._file.fileno(), end, size)) is not None:
                 key, length = head
-                self._places[key], end = end, end + length
+                self._places[hash(key)], end = end, end + length
             if end < size:  # by a process that was killed
                 self._file.truncate(end)
 
@@ -123,12 +127,12 @@ def _head_at(file: int, place: int, size: int) -> tuple[str, int] | None:
     return os.pread(file, key_size, place + _HEAD.size).decode(errors="replace"), length
 
 
-def _answer_at(file: int, place: int) -> Answer | None:
+def _answer_at(file: int, place: int, key: str) -> Answer | None:
     head = os.pread(file, _HEAD.size, place)
     try:
         _, key_size, header_size, body_size, digest = _HEAD.unpack(head)
         content = os.pread(file, key_size + header_size + body_size, place + _HEAD.size)
-        if hashlib.sha256(content).digest() != digest:
+        if content[:key_size] != key.encode() or hashlib.sha256(content).digest() != digest:
             return None
         plain = json.loads(content[key_size : key_size + header_size])
         arrays, start = {}, key_size + header_size

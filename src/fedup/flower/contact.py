@@ -34,12 +34,19 @@ A = TypeVar("A")
 _LOG = logging.getLogger(__name__)
 
 
-class _Taken(NamedTuple):
-    """An answer that fits."""
+class _InMemory(NamedTuple):
+    """An answer that fits, and is not kept on disk."""
 
     client: int
-    ask: Ask | None  # it is on disk, as the answer to this
-    value: Any = None  # it is in memory
+    value: Any
+
+
+_Taken = int | _InMemory  # of an answer on disk the client alone: there may be very many
+
+
+def _client(taken: _Taken) -> int:
+    """Whose answer it is."""
+    return taken if isinstance(taken, int) else taken.client
 
 
 class GridContact(ReachedNodes):
@@ -139,12 +146,13 @@ class GridContact(ReachedNodes):
         gone = self._messenger.no_reply - connected  # these would only be waited for once more
         by_node = {node: questions[client] for client, node in nodes.items() if node not in gone}
         self._profiles = Profiles()
-        taken = self._ask_nodes(by_node, {node: client for client, node in nodes.items()})
+        asks = self._asks(by_node)
+        taken = self._ask_nodes(asks, {node: client for client, node in nodes.items()})
         taken = self._leave_out(taken, self._judge_later(by_node, taken))
         for client, node in nodes.items():
             if node not in taken and client not in optional:
                 raise self.failure(client)
-        return ((client, self._value(node, taken[node])) for client, node in nodes.items() if node in taken)
+        return ((client, self._value(node, asks, taken)) for client, node in nodes.items() if node in taken)
 
     def ask_everyone(
         self, question: Question[A], *, instead: Mapping[int, Question[A]] | None = None, but: Collection[int] = ()
@@ -159,15 +167,17 @@ class GridContact(ReachedNodes):
         else:
             questions = dict.fromkeys(self._accounts.connected(), question)
         self._profiles, self.flagged = Profiles(), {}
-        taken = self._ask_nodes(questions, {})
-        taken = self._leave_out(taken, self._meet({node: answer.client for node, answer in taken.items()}))
+        asks = self._asks(questions)
+        del questions  # there may be very many nodes
+        taken = self._ask_nodes(asks, {})
+        taken = self._leave_out(taken, self._meet({node: _client(answer) for node, answer in taken.items()}))
         self.flagged = self._judge(question, taken)
         taken = self._leave_out(taken, self.flagged if self._delivery.intake.leaves_out else {})
         self._compared = self._profiles.only(taken)
-        lost = {node for client, node in self._accounts.nodes.items() if client not in but} - questions.keys()
+        lost = {node for client, node in self._accounts.nodes.items() if client not in but} - asks.keys()
         self._messenger.left_out |= dict.fromkeys(lost, "it is not connected any more")
-        self._messenger.check_enough(len(taken), of=len(questions) + len(lost), asked=questions)
-        return self._collection(taken)
+        self._messenger.check_enough(len(taken), of=len(asks) + len(lost), asked=asks)
+        return self._collection(asks, taken)
 
     def _look_for(self, clients: Collection[int], optional: Collection[int]) -> set[int]:
         """Find the nodes of these clients, also of those that came back; raises if one is not there and has to be.
@@ -211,35 +221,40 @@ class GridContact(ReachedNodes):
         self.flagged |= reasons
         return reasons if self._delivery.intake.leaves_out else {}
 
-    def _leave_out(self, taken: Mapping[int, _Taken], reasons: Mapping[int, str]) -> dict[int, _Taken]:
+    def _leave_out(self, taken: dict[int, _Taken], reasons: Mapping[int, str]) -> dict[int, _Taken]:
         """The answers without those of nodes that are left out for these reasons."""
         self._messenger.leave_out(reasons)
-        return {node: answer for node, answer in taken.items() if node not in reasons}
+        return {node: answer for node, answer in taken.items() if node not in reasons} if reasons else taken
 
-    def _collection(self, taken: Mapping[int, _Taken]) -> Iterator[tuple[int, Any]]:
-        waiting = sorted(taken.items(), key=lambda item: item[1].client, reverse=True)
+    def _collection(self, asks: Mapping[int, Ask], taken: dict[int, _Taken]) -> Iterator[tuple[int, Any]]:
+        waiting = sorted(taken, key=lambda node: _client(taken[node]), reverse=True)
         while waiting:  # an answer that was taken is freed
-            node, answer = waiting.pop()
-            yield answer.client, self._value(node, answer)
+            node = waiting.pop()
+            yield _client(taken[node]), self._value(node, asks, taken)
+            del taken[node]
         self._collected = True
 
-    def _ask_nodes(self, questions: Mapping[int, Question[Any]], clients: Mapping[int, int]) -> dict[int, _Taken]:
-        """The answers that fit, by node: some from disk, the others in one wave. `clients` says which client a node has
-        to be, if that is known."""
+    def _asks(self, questions: Mapping[int, Question[Any]]) -> dict[int, Ask]:
+        """What each node is asked: nodes with the same question share one object."""
         distinct = {id(question): question for question in questions.values()}
         asks_by_id = {key: self._ask(question) for key, question in distinct.items()}
-        # nodes with the same question share one object, unless it is for a release
-        asks, asked_before = self._cache.name({node: asks_by_id[id(question)] for node, question in questions.items()})
+        return {node: asks_by_id[id(question)] for node, question in questions.items()}
+
+    def _ask_nodes(self, asks: Mapping[int, Ask], clients: Mapping[int, int]) -> dict[int, _Taken]:
+        """The answers that fit, by node: some from disk, the others in one wave. `clients` says which client a node has
+        to be, if that is known."""
+        name_of, asked_before = self._cache.name(asks)
         taken = self._from_disk(asks, clients)
         for node in taken:
             self._messenger.left_out.pop(node, None)
-        missing = {node: ask for node, ask in asks.items() if node not in taken}
+        missing = {node: ask for node, ask in asks.items() if node not in taken} if taken else asks
         spent = self._check_budgets(missing, asked_before, bound=clients)
-        missing = {node: ask for node, ask in missing.items() if node not in spent}
+        missing = {node: ask for node, ask in missing.items() if node not in spent} if spent else missing
         try:
-            return taken | self._messenger.wave(
-                missing, lambda node, answer: self._take(node, asks[node], answer, clients.get(node))
+            taken |= self._messenger.wave(
+                missing, lambda node, answer: self._take(node, asks[node], answer, clients.get(node)), name_of=name_of
             )
+            return taken
         finally:
             self._messenger.leave_out(spent)
             self._cache.sync()
@@ -304,7 +319,7 @@ class GridContact(ReachedNodes):
             raise
         with only_this_answer():  # details that cannot be written are as good as unreadable
             kept = self._cache.put(node, ask, answer)
-        return _Taken(client, ask) if kept else _Taken(client, None, value)
+        return client if kept else _InMemory(client, value)
 
     def _read(self, node: int, ask: Ask, answer: Answer, expected: int | None = None) -> tuple[int, Any]:
         """The client and its answer, checked; the profile of a node's answer is kept, if it is to be compared."""
@@ -321,11 +336,11 @@ class GridContact(ReachedNodes):
             self._profiles[node] = profile
         return client, value
 
-    def _value(self, node: int, taken: _Taken) -> Any:
+    def _value(self, node: int, asks: Mapping[int, Ask], taken: Mapping[int, _Taken]) -> Any:
         """What an answer says, read from disk if it is there."""
-        ask = taken.ask
-        if ask is None:
-            return taken.value
+        ask, own = asks[node], taken[node]
+        if isinstance(own, _InMemory):
+            return own.value
         answer = self._cache.get(node, ask)
         if answer is None:
             raise DataError(f"The answer of node {node} was deleted from the folder meanwhile. Collect again.")
@@ -343,7 +358,7 @@ class GridContact(ReachedNodes):
                     if answer is not None:
                         client, _ = self._read(node, ask, answer, clients.get(node))
                         self.identities.check(node, client)
-                        taken[node] = _Taken(client, ask)
+                        taken[node] = client
                         counted = 0 if self._cache.has_come(node, ask) else answer.size
                         self._arrived(node, ask, answer, counted=counted)
         return taken

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Mapping
+from sys import intern
 
 from flwr.serverapp import Grid
 
@@ -30,7 +31,7 @@ class Identities:
         label = answer.details.get(RULES)
         if answer.status == "ok":
             fits = isinstance(label, str) and len(label) <= _LONGEST_LABEL and label.isprintable()
-            self.rules[node] = str(label) if fits else RULES_UNKNOWN
+            self.rules[node] = intern(str(label)) if fits else RULES_UNKNOWN  # most nodes have the same
 
     def check(self, node: int, client: int) -> None:
         """Raise DataError if the node may not answer as that client: its answer alone is left out."""
@@ -39,14 +40,16 @@ class Identities:
 
     def bind(self, clients: Mapping[int, int]) -> None:
         """Note in the run folder which client each node is; the log says how many nodes have no rules."""
-        openly = {node for node in clients if is_open(self.rules.get(node, ""))}
-        if openly - self._announced:
+        openly = [node for node in clients if is_open(self.rules.get(node, ""))]
+        if not self._announced.issuperset(openly):
             _LOG.warning("%d of %d nodes are open: they answer without rules of their own", len(openly), len(clients))
-            self._announced |= openly
+            self._announced.update(openly)
         if self.bindings is None:
             return
-        own = [(client, self._identity(node), self.rules.get(node, RULES_UNKNOWN)) for node, client in clients.items()]
-        self.bindings.bind(Binding(client, self.bindings.by, str(name), rules) for client, name, rules in sorted(own))
+        by, nodes = self.bindings.by, sorted(clients, key=clients.__getitem__)
+        self.bindings.bind(
+            Binding(clients[node], by, str(self._identity(node)), self.rules.get(node, RULES_UNKNOWN)) for node in nodes
+        )
 
     def _identity(self, node: int) -> str | None:
         assert self.bindings is not None

@@ -3,11 +3,12 @@
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import nn
 
@@ -124,54 +125,83 @@ class Messenger:
                 f"{reasons}. Ask again later, or with a smaller least_fraction."
             )
 
-    def wave(self, asks: Mapping[int, Ask], read: Callable[[int, Answer], T]) -> dict[int, T]:
-        """Ask each node its question until all have answered or no retry is left; returns the answers that fit."""
+    def wave(
+        self,
+        asks: Mapping[int, Ask],
+        read: Callable[[int, Answer], T],
+        *,
+        name_of: Callable[[int], str] = lambda node: "",
+    ) -> dict[int, T]:
+        """Ask each node its question until all have answered or no retry is left; returns the answers that fit.
+        `name_of` names the release that a node is asked for."""
         if fingerprint(self._model) != self.base:
             raise FingerprintError("The model was changed after this contact was made for it: make a new contact.")
         fitting: dict[int, T] = {}
-        waiting, tries = dict(asks), 0
+        waiting, tries = list(asks), 0
         self.left_out = {node: why for node, why in self.left_out.items() if node not in asks}
         self.unusable -= asks.keys()
         while waiting and tries <= self._delivery.retries:
             if tries:
                 time.sleep(min(2.0 ** (tries - 1), _LONGEST_PAUSE_S))
             tries += 1
-            for node, answer in self._answers(dict(waiting)):
-                if answer.status == "lost":
-                    continue  # as without a reply
-                del waiting[node]
-                try:
-                    if answer.status != "ok":
-                        raise DataError(f"{answer.status}: {answer.reason}")
-                    fitting[node] = read(node, answer)
-                except DataError as error:  # a second try would give the same
-                    self.left_out[node] = shown(str(error))
-                    self.unusable |= {node} if answer.status in ("ok", "unreadable") else set()
+            with closing(self._answers(waiting, asks, name_of)) as answers:
+                for node, answer in answers:
+                    if answer.status == "lost":
+                        continue  # as without a reply
+                    try:
+                        if answer.status != "ok":
+                            raise DataError(f"{answer.status}: {answer.reason}")
+                        fitting[node] = read(node, answer)
+                    except DataError as error:  # a second try would give the same
+                        self.left_out[node] = shown(str(error))
+                        self.unusable |= {node} if answer.status in ("ok", "unreadable") else set()
+            waiting = [node for node in waiting if node not in fitting and node not in self.left_out]
         silence = f"no answer within {self._delivery.timeout_s:g} s, asked {tries} times"
         self.left_out |= dict.fromkeys(waiting, silence)
-        self.no_reply = (self.no_reply - asks.keys()) | waiting.keys()
+        self.no_reply = (self.no_reply - asks.keys()) | {*waiting}
         for node in sorted(asks.keys() & self.left_out.keys()):
             _LOG.warning("node %d is left out: %s", node, self.left_out[node])
         return fitting
 
-    def _answers(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Answer]]:
+    def _answers(
+        self, nodes: Sequence[int], asks: Mapping[int, Ask], name_of: Callable[[int], str]
+    ) -> Generator[tuple[int, Answer], None, None]:
         """One round of messages, and a second one with weights to the nodes that lack them."""
-        lacking: dict[int, Ask] = {}
-        for node, answer in self._send(asks, asks.keys() - self._have if self._delivery.weights_at_once else ()):
+        lacking: list[int] = []
+        weights_to = {*nodes} - self._have if self._delivery.weights_at_once else ()
+        for node, answer in self._send(nodes, asks, name_of, weights_to):
             if answer.status == "needs weights":
                 self._have.discard(node)
-                lacking[node] = asks[node]
+                lacking.append(node)
             else:
                 yield node, answer
         if lacking:
-            yield from self._send(lacking, lacking)
+            yield from self._send(lacking, asks, name_of, {*lacking})
 
-    def _send(self, asks: Mapping[int, Ask], weights_to: Collection[int]) -> Iterator[tuple[int, Answer]]:
+    def _send(
+        self,
+        to: Sequence[int],
+        asks: Mapping[int, Ask],
+        name_of: Callable[[int], str],
+        weights_to: Collection[int],
+    ) -> Iterator[tuple[int, Answer]]:
         """The answers that come in time, one by one, so that only some are in memory at once.
 
         (`Grid.send_and_receive` returns all of them together, and looks every three seconds.)
         """
-        nodes = self._push(asks, weights_to)
+        nodes: dict[str, int] = {}  # by message
+        heavy = any(asks[node].needs_model for node in weights_to)
+        weights = record_of(self._model.state_dict()) if heavy else None  # one record for all: it may be large
+        try:
+            for start in range(0, len(to), _PUSHED_AT_ONCE):
+                some = [(node, asks[node].named(name_of(node))) for node in to[start : start + _PUSHED_AT_ONCE]]
+                self._push(some, weights, weights_to, nodes)
+            yield from self._receive(nodes, asks)
+        finally:
+            self._late |= {number: (node, asks[node]) for number, node in nodes.items() if asks[node].is_release}
+
+    def _receive(self, nodes: dict[str, int], asks: Mapping[int, Ask]) -> Iterator[tuple[int, Answer]]:
+        """The answers to these messages, which are taken out of `nodes`."""
         until, pause = time.monotonic() + self._delivery.timeout_s, _FIRST_PAUSE_S
         while nodes:
             for answers in self._look(nodes, asks):
@@ -217,30 +247,28 @@ class Messenger:
         self._meter.came(None, 0 if reply.has_error() else size_of(reply.content))
         return None
 
-    def _push(self, asks: Mapping[int, Ask], weights_to: Collection[int]) -> dict[str, int]:
-        """Send the questions, some with weights; returns the node of each message."""
-        heavy = {node for node in weights_to if asks[node].needs_model}
-        weights = record_of(self._model.state_dict()) if heavy else None  # one record for all: it may be large
-        nodes, questions = dict[str, int](), list(asks.items())
-        for start in range(0, len(questions), _PUSHED_AT_ONCE):
-            some = questions[start : start + _PUSHED_AT_ONCE]
-            contents: dict[tuple[int, bool], RecordDict] = {}  # nodes with the same content share one object
-            for node, ask in some:
-                if (key := (id(ask), node in heavy)) not in contents:
-                    contents[key] = write_ask(ask, weights if node in heavy else None)
-            sizes = {key: size_of(content) for key, content in contents.items()}
-            messages = [
-                Message(contents[id(ask), node in heavy], node, f"query.{QUERY}", group_id=ask.kind, ttl=_secret_ttl())
-                for node, ask in some
-            ]
-            for number, (node, ask) in zip(self._grid.push_messages(messages), some, strict=False):
-                if not number:  # it was not sent
-                    continue
+    def _push(
+        self,
+        asks: Sequence[tuple[int, Ask]],
+        weights: ArrayRecord | None,
+        weights_to: Collection[int],
+        nodes: dict[str, int],
+    ) -> None:
+        """Send these questions, some with weights; notes the node of each message."""
+        heavy = {node for node, ask in asks if node in weights_to and ask.needs_model}
+        contents: dict[tuple[int, bool], RecordDict] = {}  # nodes with the same content share one object
+        for node, ask in asks:
+            if (key := (id(ask), node in heavy)) not in contents:
+                contents[key] = write_ask(ask, weights if node in heavy else None)
+        sizes = {key: size_of(content) for key, content in contents.items()}
+        messages = [
+            Message(contents[id(ask), node in heavy], node, f"query.{QUERY}", group_id=ask.kind, ttl=_secret_ttl())
+            for node, ask in asks
+        ]
+        for number, (node, ask) in zip(self._grid.push_messages(messages), asks, strict=False):
+            if number:  # else it was not sent
                 nodes[number] = node
                 self._meter.sent(sizes[id(ask), node in heavy])
-                if ask.name:
-                    self._late[number] = node, ask
-        return nodes
 
     def _answer_in(self, reply: Message) -> Answer:
         if reply.has_error():

@@ -10,6 +10,7 @@ from typing import Any
 from fedup.errors import ArtifactError, BudgetError
 from fedup.privacy.accountant import epsilon_of, mu_of
 from fedup.privacy.guarantee import DP
+from fedup.records import Records
 
 _ROUNDING = 1e-9  # of a budget: the error of a sum of floats
 
@@ -63,7 +64,7 @@ class Ledger:
     """
 
     def __init__(self, charges: Iterable[Charge] = (), budgets: Mapping[int | None, Budget] | None = None) -> None:
-        self.charges = list(charges)
+        self.charges = Records(Charge, {"client": "Q", "mu": "d", "covered": "d"}, "release", charges)
         self.budgets = dict(budgets or {})
         self._unrecorded: list[Charge] | None = None  # inside `together`: charges to be recorded at its end
         self._add_up_all()
@@ -71,7 +72,7 @@ class Ledger:
     def _add_up_all(self) -> None:
         self._squares: dict[int, float] = {}
         self._corrected: dict[int, float] = {}  # μ² of corrections whose releases have not come
-        self._named: set[tuple[int, str]] = set()
+        self._named: set[tuple[int, str]] | None = None  # made when a client that was charged before is charged again
         for charge in self.charges:
             self._add_up(charge)
 
@@ -144,7 +145,7 @@ class Ledger:
     def spend(self, client: int, dp: DP, what: str, release: str = "") -> None:
         """Charge a release, or refuse it. It is recorded before the noise is drawn, so that none goes uncharged, and
         charged once by its name."""
-        if release and (client, release) in self._named:
+        if release and self._is_charged(client, release):
             return
         self.check([client], dp)
         self._charge(Charge(client, dp.mu, what, str(dp), release, dp.is_replayable))
@@ -156,7 +157,7 @@ class Ledger:
         `reported` is what the client has spent by its own account, with this release. If that is more than is known
         here, releases were lost on the way, and a correction is charged; it covers those that come after all.
         """
-        if (client, release) not in self._named:
+        if not self._is_charged(client, release):
             square = dp.mu**2
             beyond = 0.0 if reported is None else self.spent(client) + square - reported
             covered = min(beyond, self.uncovered(client), square) if beyond > _ROUNDING * square else 0.0
@@ -191,7 +192,7 @@ class Ledger:
                 if new:
                     self._record(new)
             except BaseException:
-                del self.charges[before:]
+                self.charges.cut(before)
                 self._add_up_all()
                 raise
 
@@ -209,8 +210,15 @@ class Ledger:
         if charge.correction or charge.covered:
             left = self.uncovered(client) + (square if charge.correction else -charge.covered)
             self._corrected[client] = max(0.0, left)
-        if charge.release:
+        if charge.release and self._named is not None:
             self._named.add((client, charge.release))
+
+    def _is_charged(self, client: int, release: str) -> bool:
+        if client not in self._squares:  # as all are in a first collection
+            return False
+        if self._named is None:
+            self._named = {(charge.client, charge.release) for charge in self.charges}
+        return (client, release) in self._named
 
     def _record(self, charges: Sequence[Charge]) -> None:
         """For ledgers with a store: write charges there first, in one step; if that fails, nothing is released."""
@@ -230,13 +238,19 @@ class Ledger:
             "budgets": [[client, asdict(budget)] for client, budget in self.budgets.items()],
         }
 
-    def to_columns(self) -> dict[str, Any]:
-        """Plain data that takes little room for very many charges."""
-        return {**grouped(self.charges), "budgets": [[client, asdict(own)] for client, own in self.budgets.items()]}
+    def terms_to_json(self) -> dict[str, Any]:
+        """Plain data, without the charges: what these share, and the budgets."""
+        terms = dict.fromkeys(_terms(charge) for charge in self.charges)
+        budgets = [[client, asdict(own)] for client, own in self.budgets.items()]
+        return {"terms": [dict(zip(_SHARED, own, strict=True)) for own in terms], "budgets": budgets}
+
+    def charge_rows(self) -> Iterator[list[Any]]:
+        """The charges as plain data, one by one, without what is in `terms_to_json`."""
+        return _rows(self.charges, {})
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "Ledger":
-        """The inverse of `to_json`, and of `to_columns`."""
+        """The inverse of `to_json`; also of `terms_to_json` with `charge_rows` as its charges."""
         try:
             charges = list(ungrouped(plain)) if "terms" in plain else [Charge(**charge) for charge in plain["charges"]]
             ledger = Ledger(charges, {client: Budget(**budget) for client, budget in plain["budgets"]})
@@ -259,11 +273,19 @@ _SHARED = ("what", "mechanism", "replayable", "correction")  # the same for most
 def grouped(charges: Iterable[Charge]) -> dict[str, Any]:
     """Charges as plain data, in which what they share is written once."""
     terms: dict[tuple[Any, ...], int] = {}
-    rows = []
-    for charge in charges:
-        place = terms.setdefault(tuple(getattr(charge, name) for name in _SHARED), len(terms))
-        rows.append([charge.client, charge.mu, charge.release, charge.covered, place])
+    rows = list(_rows(charges, terms))
     return {"terms": [dict(zip(_SHARED, values, strict=True)) for values in terms], "charges": rows}
+
+
+def _rows(charges: Iterable[Charge], terms: dict[tuple[Any, ...], int]) -> Iterator[list[Any]]:
+    """Charges without what they share, which is noted in `terms`, in the order in which it comes first."""
+    for charge in charges:
+        place = terms.setdefault(_terms(charge), len(terms))
+        yield [charge.client, charge.mu, charge.release, charge.covered, place]
+
+
+def _terms(charge: Charge) -> tuple[Any, ...]:
+    return tuple(getattr(charge, name) for name in _SHARED)
 
 
 def ungrouped(plain: Mapping[str, Any]) -> Iterator[Charge]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedup.errors import ChangedError
-from fedup.run.folder import Run, Writer
+from fedup.run.folder import KnownJournal, Run, Writer
 from fedup.run.journal import Event
 from fedup.run.state import FileRecord, State
 
@@ -30,7 +30,7 @@ class BriefWriter(Writer):
     def __init__(self, run: Run, command: str, state: State, *, answering: str | None = None) -> None:
         self.run, self.state = run, state
         self._command, self._answering = command, answering
-        self._held, self._inner = ExitStack(), list[Writer]()
+        self._held, self._inner, self._known = ExitStack(), list[Writer](), KnownJournal()
         self._own: set[int] = set()  # events of this writer
         self._first = len(state.events)
         self._basis, self._ids = self._basis_of(state), _ids_of(state)
@@ -40,6 +40,7 @@ class BriefWriter(Writer):
 
     def __exit__(self, *_: object) -> None:
         self._release()
+        self._known.close()
 
     def put(self, kind: str, write: Callable[[Path], None]) -> FileRecord:
         inner = self._acquire()
@@ -63,16 +64,20 @@ class BriefWriter(Writer):
             self.state = inner.state
             if not kinds.isdisjoint(_ANSWERS):
                 self._basis, self._ids = self._basis_of(inner.state), _ids_of(inner.state)
-            return event
-        finally:
+        except BaseException:  # what is on disk now is read before the next commit
             self._release()
+            self._known.close()
+            raise
+        self._release()
+        return event
 
     def sweep(self) -> None:
         self._acquire().sweep()
 
     def _acquire(self) -> Writer:
         if not self._inner:
-            self._inner.append(self._held.enter_context(self.run.writing(self._command, wait_s=_WAIT_S)))
+            writing = self.run.writing(self._command, wait_s=_WAIT_S, known=self._known)
+            self._inner.append(self._held.enter_context(writing))
         return self._inner[0]
 
     def _release(self) -> None:

@@ -54,17 +54,28 @@ class Run:
 
     @contextmanager
     def writing(
-        self, command: str, *, wait_s: float = 0.0, on_wait: Callable[[str], None] = lambda holder: None
+        self,
+        command: str,
+        *,
+        wait_s: float = 0.0,
+        on_wait: Callable[[str], None] = lambda holder: None,
+        known: "KnownJournal | None" = None,
     ) -> Iterator["Writer"]:
-        """The folder with this process as its only writer."""
+        """The folder with this process as its only writer. With what is `known` of the journal, it is read again only
+        if somebody else changed it."""
         self._check_exists()
-        with (
-            held(self.lock_path, command, wait_s=wait_s, on_wait=on_wait),
-            closing(Journal(self.journal_path, write=True)) as journal,
-        ):
-            writer = Writer(self, journal)
-            writer.sweep()
-            yield writer
+        with held(self.lock_path, command, wait_s=wait_s, on_wait=on_wait):
+            if known is not None:
+                with known.opened(self.journal_path) as journal:
+                    writer = Writer(self, journal, known.state(journal))
+                    writer.sweep()
+                    yield writer
+                    known.note(writer.state)
+                return
+            with closing(Journal(self.journal_path, write=True)) as journal:
+                writer = Writer(self, journal, state_of(journal.events()))
+                writer.sweep()
+                yield writer
 
     def code(self, record: Mapping[str, str]) -> Path:
         """The path of a copied Python file, after a check of its hash."""
@@ -188,13 +199,58 @@ def _shown(value: Any) -> str:
     return "not set" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+class KnownJournal:
+    """A journal that stays open between commits, and the state that it leads to.
+
+    A writer that commits very often must not read all events again each time. They are read, and their chain is
+    checked, when the journal is first opened, and whenever somebody else committed to it or took its place, or a commit
+    failed.
+    """
+
+    def __init__(self) -> None:
+        self._journal: Journal | None = None
+        self._file: tuple[int, int] | None = None
+        self._known: tuple[int, State] | None = None
+
+    @contextmanager
+    def opened(self, path: Path) -> Iterator[Journal]:
+        """The journal, open for writing; what is known of it is dropped on an error."""
+        about = path.stat()
+        if self._journal is None or self._file != (about.st_dev, about.st_ino):
+            self.close()
+            self._journal, self._file = Journal(path, write=True), (about.st_dev, about.st_ino)
+        try:
+            yield self._journal
+        except BaseException:
+            self.close()
+            raise
+
+    def state(self, journal: Journal) -> State:
+        """The state that its events lead to."""
+        version = journal.version
+        if self._known is None or self._known[0] != version:
+            self._known = version, state_of(journal.events())
+        return self._known[1]
+
+    def note(self, state: State) -> None:
+        """What own commits led to."""
+        assert self._known is not None
+        self._known = self._known[0], state
+
+    def close(self) -> None:
+        """Close it, and know nothing."""
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = self._known = None
+
+
 class Writer:
     """The only process that may change the folder. Each `commit` is one step: done or not done, never half."""
 
-    def __init__(self, run: Run, journal: Journal) -> None:
+    def __init__(self, run: Run, journal: Journal, state: State) -> None:
         self.run = run
         self._journal = journal
-        self.state = state_of(journal.events())
+        self.state = state
 
     def put(self, kind: str, write: Callable[[Path], None]) -> FileRecord:
         """Write a file; it counts once an event that names it is committed."""

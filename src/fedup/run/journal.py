@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -147,20 +147,28 @@ class Journal:
             if _schema_of(self._connection) != _expected_schema():
                 raise self._edited("its tables, triggers or views are not those that fedup makes")
             columns = "seq, at, kind, body, previous, hash"
-            rows = self._connection.execute(f"SELECT {columns} FROM events ORDER BY seq").fetchall()
             last_given = self._connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
+            rows = self._connection.execute(f"SELECT {columns} FROM events ORDER BY seq")
             return self._checked(rows, last_given[0] if last_given else 0)
 
-    def _checked(self, rows: list[tuple[int, str, str, str, str, str]], last_given: int) -> list[Event]:
-        previous = GENESIS
-        for place, (seq, at, kind, body, *hashes) in enumerate(rows, start=1):
+    @property
+    def version(self) -> int:
+        """A number that changes when somebody else commits to the file, and not with commits by this object."""
+        with self._explained():
+            return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
+    def _checked(self, rows: Iterable[tuple[int, str, str, str, str, str]], last_given: int) -> list[Event]:
+        """The events of these rows, each of which is checked, and packed, before the next one is read."""
+        previous, events = GENESIS, list[Event]()
+        for seq, at, kind, body, *hashes in rows:
             own = _hash(seq, at, kind, body, previous)
-            if seq != place or hashes != [previous, own]:
+            if seq != len(events) + 1 or hashes != [previous, own]:
                 raise self._edited(f"the chain of events breaks at event {seq} ({kind})")
             previous = own
-        if last_given != len(rows):
-            raise self._edited(f"it has {len(rows)} events, and {last_given} were written")
-        return [Event(seq, at, kind, body_of(body), own) for seq, at, kind, body, _, own in rows]
+            events.append(Event(seq, at, kind, body_of(body), own))
+        if last_given != len(events):
+            raise self._edited(f"it has {len(events)} events, and {last_given} were written")
+        return events
 
     def _edited(self, how: str) -> ArtifactError:
         return ArtifactError(f"{self.path} was edited: {how}. {_GOOD_COPY}")

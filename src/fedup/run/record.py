@@ -15,7 +15,6 @@ from fedup.run.folder import Writer
 from fedup.serving.model_file import save_model
 from fedup.statistics.store import Centroids
 from fedup.statistics.store_file import save_centroids
-from fedup.statistics.traffic import Release
 
 _RELEASES_AT_ONCE = 1000  # in one event
 
@@ -34,10 +33,11 @@ def keep_model(writer: Writer, model: nn.Module, facts: Mapping[str, Any]) -> di
 def keep_centroids(writer: Writer, store: Centroids, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Store the clients' cells, with what each client released: of very many clients in events of their own, which are
     committed together with the collection. Returns the body of the collection's event."""
-    sent = _sent(store)
+    sent, order = store.traffic.releases, _by_client(store)
     parts = range(0, len(sent), _RELEASES_AT_ONCE) if len(sent) > _RELEASES_AT_ONCE else ()
     body = collection(writer, store, facts, releases_apart=bool(parts))
-    received = (("received", {"releases": describe_releases(sent[i : i + _RELEASES_AT_ONCE])}) for i in parts)
+    some = ([sent[place] for place in order[i : i + _RELEASES_AT_ONCE]] for i in parts)
+    received = (("received", {"releases": describe_releases(releases)}) for releases in some)
     writer.commit_together(chain(received, [("collected", body)]))
     return body
 
@@ -46,7 +46,7 @@ def collection(
     writer: Writer, store: Centroids, facts: Mapping[str, Any], *, releases_apart: bool = False
 ) -> dict[str, Any]:
     """The file of the clients' cells, and what an event notes of them."""
-    sent = _sent(store)
+    sent = store.traffic.releases
     return {
         "centroids": writer.put("centroids", lambda path: save_centroids(store, path)).to_json(),
         "how": asdict(store.how),
@@ -64,5 +64,7 @@ def collection(
     }
 
 
-def _sent(store: Centroids) -> list[Release]:
-    return sorted(store.traffic.releases, key=lambda release: release.client)
+def _by_client(store: Centroids) -> list[int]:
+    """The places of the clients' messages, in the order of the clients."""
+    clients = [release.client for release in store.traffic.releases]
+    return sorted(range(len(clients)), key=clients.__getitem__)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,17 +45,13 @@ class CellTable(Sequence[Cell]):
     """
 
     def __init__(self, clients: Iterable[int], labels: Iterable[int], sizes: Iterable[int] | None = None) -> None:
-        self._clients, self._labels = array("Q", clients), array("q", labels)
-        names = zip(self._clients, self._labels, strict=True)
-        before = (-1, -1)
-        for name in names:
-            if not before < name or min(name) < 0:
-                raise DataError("cells are not sorted by client and class")
-            before = name
+        self._clients, self._labels = _column("Q", clients), _column("q", labels)
+        if len(self._clients) != len(self._labels) or not _are_sorted(self._clients, self._labels):
+            raise DataError("cells are not sorted by client and class")
         self._starts: array[int] | None = None  # and the end of the last one; None: every cell has one row
         if sizes is not None:
             self._starts = array("q", accumulate(sizes, initial=0))
-            if len(self._starts) != len(self) + 1 or any(size < 0 for size in self.sizes):
+            if len(self._starts) != len(self) + 1 or bool((self.sizes < 0).any()):
                 raise DataError("the sizes of cells do not fit the cells")
         self.holders = Counter(self._labels)  # of each class
 
@@ -133,3 +130,16 @@ class CellTable(Sequence[Cell]):
         """The cells of a class."""
         rows = torch.frombuffer(self._labels, dtype=torch.int64) == label if len(self) else torch.zeros(0)
         return [self[i] for i in rows.nonzero().flatten().tolist()]
+
+
+def _column(typecode: str, numbers: Iterable[int]) -> "array[int]":
+    """A column of numbers; one that is a column already is not copied, and must not be changed any more."""
+    if isinstance(numbers, array) and numbers.typecode == typecode:
+        return numbers
+    return array(typecode, numbers)
+
+
+def _are_sorted(clients: "array[int]", labels: "array[int]") -> bool:
+    client, label = (np.frombuffer(column, dtype=column.typecode) for column in (clients, labels))
+    ascend = (client[1:] > client[:-1]) | ((client[1:] == client[:-1]) & (label[1:] > label[:-1]))
+    return bool(ascend.all() and (label >= 0).all())

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import struct
 from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from io import BytesIO
@@ -11,13 +12,16 @@ from threading import Lock
 from typing import IO, Any, NamedTuple
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedup.errors import ArtifactError
 from fedup.files import explained
 
-IN_MEMORY_BYTES = 2**26  # parts that are written lie in memory up to this size, then in an unnamed file
+IN_MEMORY_BYTES = 2**23  # parts that are written lie in memory up to this size, then in an unnamed file
+_SHORT = np.iinfo(np.int32)
+_PLACE = struct.Struct("<IqqI?32s")  # the number of its file, and all else
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +32,10 @@ class ClientPart:
     second: Tensor | None  # (D (D + 1) / 2,); None: not known any more, its cells are asked for
 
     def to_bytes(self) -> bytes:
-        """All its numbers, 64 bits each."""
-        numbers = [self.sums] if self.second is None else [self.sums, self.second]
-        return b"".join(tensor.contiguous().numpy().tobytes() for tensor in numbers)
+        """All its numbers, 32 bits each where that is enough for all of them, else 64."""
+        numbers = [tensor.numpy() for tensor in (self.sums, self.second) if tensor is not None]
+        fits = all(each.size == 0 or (each.min() >= _SHORT.min and each.max() <= _SHORT.max) for each in numbers)
+        return b"".join(each.astype(np.int32 if fits else np.int64, copy=False).tobytes() for each in numbers)
 
 
 class PartsFile:
@@ -108,7 +113,8 @@ class ClientParts(MutableMapping[int, ClientPart]):
 
     def __init__(self, width: int, folder: Path | None = None) -> None:
         self._width, self._folder = width, folder
-        self._places: dict[int, Place] = {}
+        self._packed: dict[int, bytes] = {}  # places: as objects those of very many clients would take much memory
+        self._files: list[PartsFile] = []
         self._own: PartsFile | None = None
         self._sharers: WeakSet[ClientParts] = WeakSet([self])
 
@@ -116,17 +122,19 @@ class ClientParts(MutableMapping[int, ClientPart]):
     __hash__ = object.__hash__
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._packed)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._places))
+        return iter(sorted(self._packed))
 
     def __contains__(self, client: object) -> bool:
-        return client in self._places
+        return client in self._packed
 
     def __getitem__(self, client: int) -> ClientPart:
-        place = self._places[client]
-        numbers = torch.frombuffer(bytearray(place.file.read(place, client)), dtype=torch.int64)
+        place = self.place(client)
+        content = place.file.read(place, client)
+        is_short = len(content) < 8 * numbers_of(self._width, place.cells, place.has_second)
+        numbers = torch.from_numpy(np.frombuffer(content, dtype=np.int32 if is_short else np.int64).astype(np.int64))
         sums = numbers[: place.cells * self._width].view(place.cells, self._width)
         return ClientPart(sums, numbers[sums.numel() :] if place.has_second else None)
 
@@ -150,32 +158,38 @@ class ClientParts(MutableMapping[int, ClientPart]):
                 if place is not None:
                     place.file.erase(place)
             raise
-        before = [self._places.pop(client) for client in written if client in self._places]
-        self._places |= {client: place for client, place in written.items() if place is not None}
+        before = [self.place(client) for client in written if client in self]
+        for client, place in written.items():
+            self._packed.pop(client, None)
+            if place is not None:
+                self.put_place(client, place)
         for place in before:
             place.file.erase(place)
 
     def has_second(self, client: int) -> bool:
         """Whether the client's second moments are known; reads nothing."""
-        return client in self._places and self._places[client].has_second
+        return client in self and self.place(client).has_second
 
     def place(self, client: int) -> Place:
         """Where the client's part lies."""
-        return self._places[client]
+        file, *about = _PLACE.unpack(self._packed[client])
+        return Place(self._files[file], *about)
 
-    def add_saved(self, client: int, place: Place) -> None:
-        """A part in a saved file."""
-        self._places[client] = place
+    def put_place(self, client: int, place: Place) -> None:
+        """Note where a part lies that is written already."""
+        if place.file not in self._files:  # there are few: saved ones, and this one's own
+            self._files.append(place.file)
+        self._packed[client] = _PLACE.pack(self._files.index(place.file), *place[1:])
 
     @property
     def nbytes(self) -> int:
         """Bytes of all parts."""
-        return sum(place.size for place in self._places.values())
+        return sum(self.place(client).size for client in self._packed)
 
     def copy(self) -> "ClientParts":
         """Another one with the same parts; changes to one never show in the other."""
         other = ClientParts(self._width, self._folder)
-        other._places, other._sharers = dict(self._places), self._sharers
+        other._packed, other._files, other._sharers = dict(self._packed), list(self._files), self._sharers
         self._sharers.add(other)
         return other
 
@@ -190,7 +204,12 @@ class ClientParts(MutableMapping[int, ClientPart]):
 
     def _hand_over(self, client: int) -> None:
         """Copies that still use a part that is about to be erased get it for themselves."""
-        place = self._places.get(client)
+        place = self.place(client) if client in self else None
         for other in list(self._sharers) if place is not None else ():
-            if other is not self and other._places.get(client) is place:
-                other._places[client] = other._written(self[client])
+            if other is not self and client in other and other.place(client) == place:
+                other.put_place(client, other._written(self[client]))
+
+
+def numbers_of(width: int, cells: int, has_second: bool) -> int:
+    """How many numbers a part has."""
+    return cells * width + (width * (width + 1) // 2 if has_second else 0)

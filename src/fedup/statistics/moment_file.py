@@ -11,7 +11,7 @@ from torch import Tensor
 from fedup.artifacts import LongTensor, find_long_tensor
 from fedup.errors import DataError
 from fedup.statistics.cell_table import CellTable
-from fedup.statistics.client_parts import ClientParts, PartsFile, Place
+from fedup.statistics.client_parts import ClientParts, PartsFile, Place, numbers_of
 from fedup.statistics.integer_moments import IntegerMoments
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Centroids
@@ -36,13 +36,19 @@ def moments_to_save(store: MomentStore) -> tuple[dict[str, Tensor], dict[str, An
         seconds = getattr(store, part)
         header[part] = sorted(seconds)
         tensors |= {f"{part}.{i}": seconds[name] for i, name in enumerate(header[part])}
-    places = [store.parts.place(client) for client in store.parts]
-    tensors["parts.clients"] = _tensor_of(array("Q", store.parts))
-    tensors["parts.second"] = torch.tensor([place.has_second for place in places], dtype=torch.bool)
-    digests = bytearray(b"".join(place.digest for place in places))
-    tensors["parts.digests"] = torch.frombuffer(digests, dtype=torch.uint8) if digests else torch.zeros(0).byte()
-    blocks = (place.file.read(place, client) for client, place in zip(store.parts, places, strict=True))
-    return tensors, header, LongTensor(PARTS, store.parts.nbytes, blocks)
+    parts, senders = store.parts, array("Q", store.parts)
+    tensors["parts.clients"] = _tensor_of(senders)
+    digests, second, long = bytearray(), array("B"), array("B")
+    for place in map(parts.place, senders):
+        digests += place.digest
+        second.append(place.has_second)
+        long.append(place.size == 8 * numbers_of(store.total.width, place.cells, place.has_second))
+    columns = {"digests": digests, "second": second, "long": long}
+    for name, column in columns.items():
+        flat = torch.frombuffer(column, dtype=torch.uint8) if column else torch.zeros(0, dtype=torch.uint8)
+        tensors[f"parts.{name}"] = flat if name == "digests" else flat.bool()
+    blocks = (place.file.read(place, client) for client in senders for place in [parts.place(client)])
+    return tensors, header, LongTensor(PARTS, parts.nbytes, blocks)
 
 
 def loaded_moments(path: Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> dict[str, Any]:
@@ -98,11 +104,12 @@ def _parts(path: Path, tensors: dict[str, Tensor], cells: CellTable) -> ClientPa
     width, (start, size_bytes) = tensors["total.sums"].shape[1], find_long_tensor(path, PARTS)
     parts, file, offset = ClientParts(width, path.parent), PartsFile(saved=path, start=start), 0
     clients, known = _clients_in(tensors["parts.clients"]), tensors["parts.second"].tolist()
+    long = tensors.get("parts.long", torch.ones(len(clients))).tolist()  # an earlier fedup wrote 64 bits always
     digests = tensors["parts.digests"].numpy().tobytes()
-    for i, (client, second) in enumerate(zip(clients, known, strict=True)):
+    for i, (client, second, is_long) in enumerate(zip(clients, known, long, strict=True)):
         rows = len(cells.labels(client))
-        size = 8 * (rows * width + (width * (width + 1) // 2 if second else 0))
-        parts.add_saved(client, Place(file, offset, size, rows, second, digests[32 * i : 32 * i + 32]))
+        size = (8 if is_long else 4) * numbers_of(width, rows, second)
+        parts.put_place(client, Place(file, offset, size, rows, second, digests[32 * i : 32 * i + 32]))
         offset += size
     if offset != size_bytes or len(parts) != len(clients) or not all(map(cells.labels, clients)):
         raise DataError("the parts of its clients have other sizes than its cells")

@@ -1,9 +1,15 @@
 """The server's store on disk: one file, whatever clients sent."""
 
+import json
+import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from fedup.artifacts import load_tensors, save_tensors
 from fedup.errors import ArtifactError
@@ -46,15 +52,14 @@ def save_centroids(store: Centroids, path: str | Path) -> None:
         "sample_labels": [[client, *pair] for client, of in sorted(store.sample_labels.items()) for pair in of.items()],
         "purged": sorted(map(list, store.purged)),
         "sealed": list(map(list, sealed)),
-        "bytes_up": {str(client): size for client, size in store.bytes_up.items()},
         "paper_epsilons": [[*name, epsilon] for name, epsilon in sorted(store.paper_epsilons.items())],
-        "ledger": store.ledger.to_columns(),
+        "ledger": store.ledger.terms_to_json(),
         "pending": {str(client): sorted(labels) for client, labels in sorted(store.pending.items())},
         "renewed": store.renewed,
         "unnamed": {str(client): sorted(tags) for client, tags in sorted(store.unnamed.items())},
     }
     erased, header["erased"] = parts_to_save(store.eraser_parts)
-    tensors |= erased
+    tensors |= erased | {"ledger.charges": _packed(store.ledger.charge_rows()), "bytes_up": _packed(_sizes(store))}
     long = None
     if isinstance(store, MomentStore):
         own_tensors, own_header, long = moments_to_save(store)
@@ -113,9 +118,9 @@ def _loaded(path: str | Path) -> Centroids:
                 (client, label): (tensors[f"sealed.{i}.vectors"], tensors[f"sealed.{i}.counts"])
                 for i, (client, label) in enumerate(header["sealed"])
             },
-            bytes_up={int(client): size for client, size in header["bytes_up"].items()},
+            bytes_up=_bytes_up(tensors, header),
             paper_epsilons={(client, label): value for client, label, value in header["paper_epsilons"]},
-            ledger=Ledger.from_json(header["ledger"]),
+            ledger=_ledger(path, tensors, header),
             pending={int(client): frozenset(labels) for client, labels in header["pending"].items()},
             renewed=int(header["renewed"]),
             unnamed={int(client): frozenset(tags) for client, tags in header["unnamed"].items()},
@@ -135,6 +140,43 @@ def _loaded(path: str | Path) -> Centroids:
     if store.vectors.ndim != 2 or len(store.vectors) != rows or store.counts.shape != (rows,):
         raise ArtifactError(f"{path} has {tuple(store.vectors.shape)} vectors for {rows} rows of cells: it is damaged.")
     return store
+
+
+def _sizes(store: Centroids) -> Iterator[list[int]]:
+    return ([client, size] for client, size in store.bytes_up.items())
+
+
+def _packed(rows: Iterable[list[Any]]) -> Tensor:
+    """Rows of plain data, one on each line, compressed: those of very many clients are long for a header."""
+    packer, packed = zlib.compressobj(1), bytearray()
+    for row in rows:
+        packed += packer.compress(json.dumps(row).encode() + b"\n")
+    return torch.frombuffer(packed + packer.flush(), dtype=torch.uint8)
+
+
+def _unpacked(packed: Tensor) -> Iterator[list[Any]]:
+    """The opposite."""
+    try:
+        text = zlib.decompress(packed.numpy().tobytes())
+    except zlib.error as error:
+        raise ValueError(f"lines that cannot be unpacked: {error}") from error
+    return map(json.loads, text.splitlines())
+
+
+def _bytes_up(tensors: dict[str, Tensor], header: dict[str, Any]) -> dict[int, int]:
+    if "bytes_up" in header:  # of an earlier fedup
+        return {int(client): size for client, size in header["bytes_up"].items()}
+    return {int(client): int(size) for client, size in _unpacked(tensors["bytes_up"])}
+
+
+def _ledger(path: str | Path, tensors: dict[str, Tensor], header: dict[str, Any]) -> Ledger:
+    plain = header["ledger"]
+    if "charges" not in plain:  # else of an earlier fedup
+        plain = {**plain, "charges": _unpacked(tensors["ledger.charges"])}
+    try:
+        return Ledger.from_json(plain)
+    except ArtifactError as error:
+        raise ArtifactError(f"{path} is damaged. {error}") from error
 
 
 def how_from(plain: dict[str, Any]) -> CentroidConfig | DP | MomentConfig:

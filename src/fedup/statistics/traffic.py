@@ -1,10 +1,11 @@
 """Messages between server and clients, counted as serialised."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedup.privacy.guarantee import DP
+from fedup.records import Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Traffic:
     bytes_down: int = 0  # questions to clients, repeated ones too, and weights
     messages: int = 0  # to clients
     by_client: Mapping[int, int] = field(default_factory=dict)  # bytes up
-    releases: tuple[Release, ...] = ()
+    releases: Sequence[Release] = ()
 
     def __sub__(self, before: "Traffic") -> "Traffic":
         """The traffic since then."""
@@ -52,7 +53,7 @@ class Meter:
     def __init__(self) -> None:
         self.bytes_up = self.bytes_down = self.messages = 0
         self.by_client: Counter[int] = Counter()
-        self.releases: list[Release] = []
+        self.releases = Records(Release, {"client": "Q", "cells": "q", "size_bytes": "q"}, "name")
 
     def sent(self, size_bytes: int) -> None:
         """Count a message to a client."""
@@ -70,4 +71,4 @@ class Meter:
     @property
     def traffic(self) -> Traffic:
         """All messages so far."""
-        return Traffic(self.bytes_up, self.bytes_down, self.messages, dict(self.by_client), tuple(self.releases))
+        return Traffic(self.bytes_up, self.bytes_down, self.messages, dict(self.by_client), self.releases[:])
