@@ -1,7 +1,7 @@
 """Phase 2 with moments: every client is asked, once, for sums that add up."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
