@@ -84,13 +84,20 @@ class PartsFile:
     def _write(self, content: bytes, offset: int) -> None:
         with self._lock, explained(f"write to {self._name}"):
             if isinstance(self._file, BytesIO) and offset + len(content) > IN_MEMORY_BYTES:
-                on_disk = TemporaryFile(dir=self._folder)  # noqa: SIM115 (closed with its last user)
-                on_disk.write(self._file.getbuffer())
-                on_disk.flush()
+                on_disk = TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 (closed with its last user)
+                _write_at(on_disk.fileno(), self._file.getbuffer(), 0)
                 self._file = on_disk
-            self._file.seek(offset)
-            self._file.write(content)
-            self._file.flush()
+            if isinstance(self._file, BytesIO):
+                self._file.seek(offset)
+                self._file.write(content)
+            else:
+                _write_at(self._file.fileno(), memoryview(content), offset)
+
+
+def _write_at(file: int, content: memoryview, offset: int) -> None:
+    while content:  # a disk that is nearly full takes some of it first
+        written = os.pwrite(file, content, offset)
+        content, offset = content[written:], offset + written
 
 
 class Place(NamedTuple):
