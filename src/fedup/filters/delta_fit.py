@@ -23,7 +23,9 @@ from fedup.rng import generator, sample
 LEAST_FORGOTTEN = 5  # rows: the change of fewer would show them
 MOST_ALONE = 0.2  # share of the forgotten rows whose class has fewer than LEAST_UNSEEN unseen rows
 _MOST_ROWS = 2000  # of a kind that are looked at again and again: more would hardly change the fit
-_LEAST_RISE = 0.05  # of the mean loss: rows that close to unseen ones need no delta
+_LEAST_RISE = 0.1  # share of the mean loss wanted: rows that close to unseen ones need no delta,
+_NO_LOSS = 0.01  # nor do rows with so small a rise
+_SMALL_RISE = 0.3  # of the mean loss: below it errors of losses count in proportion
 Outcome = Literal["fitted", "too few rows", "no unseen rows", "look unseen", "not reached"]
 
 
@@ -198,7 +200,7 @@ class _Fit:
 
     def run(self) -> ClientDelta:
         """Steps until the forgotten rows look unseen, within the trust region."""
-        if self._rise <= _LEAST_RISE:
+        if self._rise <= max(_NO_LOSS, _LEAST_RISE * float(self._targets.mean())):
             return self._result("look unseen")
         rule, changed, draws = self._rule, self._changed, generator(0, "delta batches")
         lr, halved, good = rule.lr, 0, changed.copy()
@@ -228,7 +230,8 @@ class _Fit:
         losses = cross_entropy(logits[:size], self._y[self._forgotten[own]], reduction="none")
         kept = kl_div(log_softmax(logits[size:], 1), self._kept[other], log_target=True, reduction="batchmean")
         optimizer.zero_grad()
-        (smooth_l1_loss(losses, self._targets[own]) + self._rule.anchor * kept).backward()
+        unit = min(1.0, self._rise / _SMALL_RISE)
+        (smooth_l1_loss(losses / unit, self._targets[own] / unit) + self._rule.anchor * kept).backward()
         nn.utils.clip_grad_norm_(self._changed.sent, 1.0)
         optimizer.step()
 
