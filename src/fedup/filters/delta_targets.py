@@ -6,6 +6,7 @@ rows says which loss it should get. Both are ranks among rows of one kind, so it
 smaller losses, and that early features know them better.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,8 @@ from fedup.models.features import FEATURE_BATCH, FeatureReader
 
 LEAST_UNSEEN = 3  # of a class: rows of others are compared with unseen rows of all classes together
 _RIDGE = 0.1  # of the mean squared length of a row
-_TYPICAL = 20  # rows: so many rows of middling hardness are taken to be among those forgotten
+TYPICAL = 20  # rows of middling hardness that count as forgotten, too: few rows hardly say that they are unusual
+_MOST_FEATURES = 4096  # of a row: of more every other, every third, …
 _EARLY = 3  # a third of the layers come before the early features
 
 
@@ -43,7 +45,9 @@ def early_layer(layers: list[str]) -> str:
     return layers[len(layers) // _EARLY]
 
 
-def unseen_targets(losses: Losses, labels: Losses, right: Tensor, hardness: Losses | None = None) -> Targets:
+def unseen_targets(
+    losses: Losses, labels: Losses, right: Tensor, hardness: Losses | None = None, *, typical: int = TYPICAL
+) -> Targets:
     """The losses and the chances of right answers that forgotten rows should get; `labels` and `hardness` (how badly
     other rows predict a label, without it only losses are ranked) are of the same rows, `right` is of unseen rows."""
     own = torch.cat([losses.forgotten, losses.retained])
@@ -51,14 +55,14 @@ def unseen_targets(losses: Losses, labels: Losses, right: Tensor, hardness: Loss
     if hardness is not None:
         hard = torch.cat([hardness.forgotten, hardness.retained])
         scores = scores + _agreement(hardness.unseen, losses.unseen) * ranks(hard, hard)
-    unusual = float(ranks(scores[: len(labels.forgotten)], scores).mean()) - 0.5  # few rows hardly say that they are
-    unusual *= _TYPICAL / (_TYPICAL + len(labels.forgotten))
+    count = len(labels.forgotten)
+    unusual = (float(ranks(scores[:count], scores).mean()) - 0.5) * typical / (typical + count)
     targets, chances = torch.empty_like(losses.forgotten), torch.empty_like(losses.forgotten)
     for label in labels.forgotten.unique().tolist():
         rows, trained, unseen = (part == label for part in (labels.forgotten, own_labels, labels.unseen))
         if int(unseen.sum()) < LEAST_UNSEEN:
             trained, unseen = torch.ones_like(trained), torch.ones_like(unseen)
-        places = (ranks(scores[: len(rows)][rows], scores[trained]) - unusual).clamp(0, 1)
+        places = (ranks(scores[:count][rows], scores[trained]) - unusual).clamp(0, 1)
         order = losses.unseen[unseen].argsort(stable=True)
         targets[rows] = _at(losses.unseen[unseen][order], places)
         chances[rows] = _at(right[unseen][order].to(targets), places)
@@ -102,7 +106,10 @@ def hardness_of(model: nn.Module, layer: str, x: Tensor, y: Tensor, rows: Losses
     targets = one_hot(y[known], int(y.max()) + 1).to(table)
     targets = targets - targets.mean(0)
     kernel = table @ table.T
-    kernel.diagonal().add_(_RIDGE * kernel.diagonal().mean() + torch.finfo(kernel.dtype).tiny)
+    ridge = _RIDGE * kernel.diagonal().mean()
+    if not 0 < float(ridge) < torch.inf:  # features that are all the same, or too large
+        return None
+    kernel.diagonal().add_(ridge)
     inverse = torch.linalg.inv(kernel)
     weights = inverse @ targets
     left_out = targets - weights / inverse.diagonal()[:, None]  # each row predicted from all others
@@ -112,8 +119,8 @@ def hardness_of(model: nn.Module, layer: str, x: Tensor, y: Tensor, rows: Losses
 
 def _features(model: nn.Module, layer: str, x: Tensor, rows: Tensor) -> Tensor:
     """Standardised features, in single precision. (N, D)"""
-    parts = FeatureReader(model, layer).batches(x, rows, FEATURE_BATCH)
-    features = torch.cat([part[layer].flatten(1) for part in parts])
+    parts = (part[layer].flatten(1) for part in FeatureReader(model, layer).batches(x, rows, FEATURE_BATCH))
+    features = torch.cat([part[:, :: math.ceil(part.shape[1] / _MOST_FEATURES)] for part in parts])
     return features / (features.std(0, keepdim=True) + 1e-3 * features.std() + torch.finfo(features.dtype).tiny)
 
 
