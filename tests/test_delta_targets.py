@@ -59,7 +59,9 @@ def test_hardness_is_that_of_a_ridge_regression_without_the_row():
     for place in range(0, 15, 5):
         left_out = rows.unseen[place]
         others = rows.unseen[rows.unseen != left_out]
-        again = hardness_of(model, "0", x, y, Losses(torch.cat([rows.forgotten, left_out[None]]), rows.retained, others))
+        again = hardness_of(
+            model, "0", x, y, Losses(torch.cat([rows.forgotten, left_out[None]]), rows.retained, others)
+        )
         assert abs(float(again.forgotten[-1] - whole.unseen[place])) < 0.15
     spread = whole.unseen.std()
     assert float(spread) > 0.15, "premise: hardness differs by more than that"

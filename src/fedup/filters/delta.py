@@ -80,9 +80,7 @@ def weighted_layers(model: nn.Module, cut: str) -> list[str]:
     names, shared = list(dict(model.named_modules())), _shared(model)
     before = [(name, model.get_submodule(name)) for name in names[: names.index(find_cut(model, cut))]]
     weighted = [(name, module) for name, module in before if isinstance(module, _WEIGHTED)]
-    return [
-        name for name, module in weighted if id(module.weight) not in shared and module.weight.is_floating_point()
-    ]
+    return [name for name, module in weighted if id(module.weight) not in shared and module.weight.is_floating_point()]
 
 
 def _shared(model: nn.Module) -> set[int]:
