@@ -65,12 +65,12 @@ def changed_weights(model: nn.Module, cut: str) -> tuple[ChangedWeight, ...]:
         )
     changed = []
     for name in before[-LAYERS:]:
-        module = model.get_submodule(name)
-        out, rank = module.weight.shape[0], MOST_NUMBERS // module.weight.shape[0]
-        small = module.weight.numel() <= MOST_NUMBERS or rank < 1
-        shape = tuple(module.weight.shape)
+        weight = model.get_parameter(f"{name}.weight")
+        out, rank = len(weight), MOST_NUMBERS // len(weight)
+        small = weight.numel() <= MOST_NUMBERS or rank < 1
+        shape = tuple(weight.shape)
         changed.append(ChangedWeight(f"{name}.weight", shape, None if small else min(rank, math.prod(shape[1:]))))
-        if module.bias is not None:
+        if getattr(model.get_submodule(name), "bias", None) is not None:
             changed.append(ChangedWeight(f"{name}.bias", (out,)))
     return tuple(changed)
 

@@ -75,7 +75,7 @@ class ClientDelta:
     changes: dict[str, Tensor]
     loss_before: float = 0.0  # mean over its forgotten rows
     loss_after: float = 0.0
-    loss_unseen: float = 0.0  # that of rows never trained on, in the same classes
+    loss_unseen: float = 0.0  # that of rows never trained on that are as hard
 
 
 def fit_delta(
