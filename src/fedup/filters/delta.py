@@ -57,26 +57,30 @@ def changed_weights(model: nn.Module, cut: str) -> tuple[ChangedWeight, ...]:
 
     The layers behind the cut stay: a closed form or a guard there keeps what it promises.
     """
-    before, names = [], list(dict(model.named_modules()))
-    shared = _shared(model)
-    for name in names[: names.index(find_cut(model, cut))]:
-        module = model.get_submodule(name)
-        if isinstance(module, _WEIGHTED) and id(module.weight) not in shared and module.weight.is_floating_point():
-            before.append((name, module))
+    before = weighted_layers(model, cut)
     if not before:
         raise CutError(
             f"{type(model).__name__} has no linear or convolutional layer before its cut {cut!r}, so a delta has "
             "nothing to change. Use another filter."
         )
     changed = []
-    for name, module in before[-LAYERS:]:
-        out, rank = module.weight.shape[0], MOST_NUMBERS // module.weight.shape[0]
-        small = module.weight.numel() <= MOST_NUMBERS or rank < 1
-        shape = tuple(module.weight.shape)
+    for name in before[-LAYERS:]:
+        weight = model.get_parameter(f"{name}.weight")
+        out, rank = len(weight), MOST_NUMBERS // len(weight)
+        small = weight.numel() <= MOST_NUMBERS or rank < 1
+        shape = tuple(weight.shape)
         changed.append(ChangedWeight(f"{name}.weight", shape, None if small else min(rank, math.prod(shape[1:]))))
-        if module.bias is not None:
+        if getattr(model.get_submodule(name), "bias", None) is not None:
             changed.append(ChangedWeight(f"{name}.bias", (out,)))
     return tuple(changed)
+
+
+def weighted_layers(model: nn.Module, cut: str) -> list[str]:
+    """The names of linear and convolutional layers before the cut, in order."""
+    names, shared = list(dict(model.named_modules())), _shared(model)
+    before = [(name, model.get_submodule(name)) for name in names[: names.index(find_cut(model, cut))]]
+    weighted = [(name, module) for name, module in before if isinstance(module, _WEIGHTED)]
+    return [name for name, module in weighted if id(module.weight) not in shared and module.weight.is_floating_point()]
 
 
 def _shared(model: nn.Module) -> set[int]:

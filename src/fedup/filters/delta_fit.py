@@ -13,17 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, smooth_l1_loss
 
-from fedup.filters.delta import ChangedWeight, changed_weights
+from fedup.filters.delta import ChangedWeight, changed_weights, weighted_layers
+from fedup.filters.delta_targets import LEAST_UNSEEN, Losses, early_layer, hardness_of, unseen_targets
 from fedup.models.cut import logits_of
 from fedup.models.features import FEATURE_BATCH
 from fedup.models.views import shared_view
 from fedup.rng import generator, sample
 
 LEAST_FORGOTTEN = 5  # rows: the change of fewer would show them
-LEAST_UNSEEN = 3  # of a class: rows of others are compared with unseen rows of all classes together,
-MOST_ALONE = 0.2  # if these are at most that share of the forgotten rows
+MOST_ALONE = 0.2  # share of the forgotten rows whose class has fewer than LEAST_UNSEEN unseen rows
 _MOST_ROWS = 2000  # of a kind that are looked at again and again: more would hardly change the fit
-_LEAST_RISE = 0.05  # of the mean loss: rows that close to unseen ones need no delta
+_LEAST_RISE = 0.1  # share of the mean loss wanted: rows that close to unseen ones need no delta,
+_NO_LOSS = 0.01  # nor do rows with so small a rise
+_SMALL_RISE = 0.3  # of the mean loss: below it errors of losses count in proportion
 Outcome = Literal["fitted", "too few rows", "no unseen rows", "look unseen", "not reached"]
 
 
@@ -73,7 +75,7 @@ class ClientDelta:
     changes: dict[str, Tensor]
     loss_before: float = 0.0  # mean over its forgotten rows
     loss_after: float = 0.0
-    loss_unseen: float = 0.0  # that of rows never trained on, in the same classes
+    loss_unseen: float = 0.0  # that of rows never trained on that are as hard
 
 
 def fit_delta(
@@ -102,28 +104,6 @@ def _alone(y: Tensor, rows: DeltaRows) -> Tensor:
     """Which forgotten rows are of classes with too few unseen rows. (N,)"""
     labels, counts = y[rows.unseen].unique(return_counts=True)
     return ~torch.isin(y[rows.forgotten], labels[counts >= LEAST_UNSEEN])
-
-
-def unseen_losses(losses: Tensor, labels: Tensor, unseen: Tensor, unseen_labels: Tensor) -> Tensor:
-    """For each forgotten row the loss that it should get: those of unseen rows of its class, matched in order, so that
-    the hardest row gets the largest. (N,)"""
-    targets = torch.empty_like(losses)
-    for label in labels.unique().tolist():
-        own = (labels == label).nonzero().flatten()
-        known = unseen[unseen_labels == label]
-        known = (known if len(known) >= LEAST_UNSEEN else unseen).sort().values
-        places = (torch.arange(len(own), device=losses.device) + 0.5) / len(own) * len(known) - 0.5
-        below = places.floor().long().clamp(0, len(known) - 1)
-        above, share = (below + 1).clamp(max=len(known) - 1), (places - below).clamp(0, 1)
-        targets[own[losses[own].argsort(stable=True)]] = known[below] * (1 - share) + known[above] * share
-    return targets
-
-
-def _share_right(right: Tensor, labels: Tensor, wanted: Tensor) -> float:
-    """The share of right answers, with classes as frequent as among the wanted labels."""
-    shares = {label: float(right[labels == label].float().mean()) for label in labels.unique().tolist()}
-    usual = float(right.float().mean())
-    return sum(shares.get(label, usual) for label in wanted.tolist()) / len(wanted)
 
 
 def _anchor_weights(forgotten: Tensor, unseen: Tensor, retained: int) -> Tensor:
@@ -189,15 +169,27 @@ class _Fit:
         half = (mixed, mixed) if self._leaves else mixed.tensor_split(2)
         self._anchors, self._guards = torch.cat([rows.retained, half[0]]), half[1]
         self._often = _anchor_weights(y[rows.forgotten], y[half[0]], len(rows.retained))
-        self._kept = log_softmax(self._answers(answer, self._anchors), 1)
+        self._kept_logits = self._answers(answer, self._anchors)
+        self._kept = log_softmax(self._kept_logits, 1)
         self._guarded = log_softmax(self._answers(answer, self._guards), 1)
-        unseen, labels = self._answers(answer, rows.unseen), y[self._forgotten]
-        losses = self._losses(self._answers(answer, self._forgotten), self._forgotten)
-        if targets is None:
-            targets = unseen_losses(losses, labels, self._losses(unseen, rows.unseen), y[rows.unseen])
-        self._before, self._targets, self._rise = losses, targets, float(targets.mean() - losses.mean())
-        self._watched = sample(torch.arange(len(labels), device=x.device), _MOST_ROWS, "delta watched")
-        self._expected = _share_right(unseen.argmax(1) == y[rows.unseen], y[rows.unseen], labels)
+        self._before = self._losses(self._answers(answer, self._forgotten), self._forgotten)
+        self._watched = sample(torch.arange(len(self._before), device=x.device), _MOST_ROWS, "delta watched")
+        self._targets, self._expected = self._wanted(model, cut, rows, answer) if targets is None else (targets, 1.0)
+        self._rise = float(self._targets.mean() - self._before.mean())
+
+    def _wanted(
+        self, model: nn.Module, cut: str, rows: DeltaRows, answer: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, float]:
+        """The losses that forgotten rows should get, and the share of right answers."""
+        x, y = self._x, self._y
+        unseen = self._answers(answer, rows.unseen)
+        retained = self._losses(self._kept_logits[: len(rows.retained)], rows.retained)
+        losses = Losses(self._before, retained, self._losses(unseen, rows.unseen))
+        numbers = Losses(rows.forgotten, rows.retained, rows.unseen)
+        labels = Losses(*(y[own] for own in (rows.forgotten, rows.retained, rows.unseen)))
+        hardness = hardness_of(model, early_layer(weighted_layers(model, cut)), x, y, numbers)
+        targets = unseen_targets(losses, labels, unseen.argmax(1) == labels.unseen, hardness)
+        return targets.losses, float(targets.right[self._watched].mean())
 
     @torch.no_grad()
     def _answers(self, model: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
@@ -208,7 +200,7 @@ class _Fit:
 
     def run(self) -> ClientDelta:
         """Steps until the forgotten rows look unseen, within the trust region."""
-        if self._rise <= _LEAST_RISE:
+        if self._rise <= max(_NO_LOSS, _LEAST_RISE * float(self._targets.mean())):
             return self._result("look unseen")
         rule, changed, draws = self._rule, self._changed, generator(0, "delta batches")
         lr, halved, good = rule.lr, 0, changed.copy()
@@ -238,7 +230,8 @@ class _Fit:
         losses = cross_entropy(logits[:size], self._y[self._forgotten[own]], reduction="none")
         kept = kl_div(log_softmax(logits[size:], 1), self._kept[other], log_target=True, reduction="batchmean")
         optimizer.zero_grad()
-        (smooth_l1_loss(losses, self._targets[own]) + self._rule.anchor * kept).backward()
+        unit = min(1.0, self._rise / _SMALL_RISE)
+        (smooth_l1_loss(losses / unit, self._targets[own] / unit) + self._rule.anchor * kept).backward()
         nn.utils.clip_grad_norm_(self._changed.sent, 1.0)
         optimizer.step()
 

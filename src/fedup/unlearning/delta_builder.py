@@ -10,7 +10,8 @@ from fedup.clients.protocol import Contact
 from fedup.errors import ContactError, RequestError, SettingError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.filters.delta import MERGED, Changes, Delta, changed_weights
-from fedup.filters.delta_fit import LEAST_FORGOTTEN, LEAST_UNSEEN, MOST_ALONE, ClientDelta, Outcome
+from fedup.filters.delta_fit import LEAST_FORGOTTEN, MOST_ALONE, ClientDelta, Outcome
+from fedup.filters.delta_targets import LEAST_UNSEEN
 from fedup.request import Forget, union
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.eraser_statistics import RowGroups

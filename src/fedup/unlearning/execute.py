@@ -29,7 +29,7 @@ from fedup.unlearning.verdict import Verdict, never_answered
 
 _NOT_ALONE = "alone it has too few rows"
 _CLOSE = 0.7  # share of the allowed loss: beyond it, wider bottlenecks are tried
-_SCALES = 0.7, 0.5, 0.35  # shares of a delta that are tried where all of it costs a class too much
+_SCALES = 0.85, 0.7, 0.6, 0.5, 0.42, 0.35  # shares of a delta that are tried where all of it costs a class too much
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
     "request stays open, and its rows are left out of all statistics and of later rounds. What helps is more "
