@@ -1,11 +1,10 @@
 """Phase 2 with moments: every client is asked, once, for sums that add up."""
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,26 +103,29 @@ def _ask(contact: Contact, config: MomentConfig, cut: str, forget_set: Forget) -
     return (answer for _, answer in contact.ask_everyone(question, instead=instead, but=forget_set.client_ids))
 
 
-class _Scale(NamedTuple):
-    """How one client's rows fit the grid."""
+_SCALE = np.dtype(
+    {
+        "names": [
+            "rows",
+            "shortened",  # rows beyond the bound
+            "clipped",  # rows with a value beyond its bound
+            "square",  # mean square length of features
+            "values",  # mean square of the largest value
+        ],
+        "formats": ["f8"] * 5,
+    }
+)  # how one client's rows fit the grid
 
-    rows: int
-    shortened: int  # beyond the bound
-    clipped: int  # with a value beyond its bound
-    square: float  # mean square length of features
-    values: float  # mean square of the largest value
 
-
-def of_usual_clients(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+def of_usual_clients(some: np.ndarray, rows: np.ndarray) -> tuple[int, int]:
     """Some of the rows, and all rows, added up over clients without the quarter with the largest shares of them: a
     quarter of the clients cannot decide what suits the others.
 
-    >>> of_usual_clients([(0, 10), (10, 10), (1, 10), (0, 10)])
+    >>> of_usual_clients(np.array([0, 10, 1, 0]), np.array([10, 10, 10, 10]))
     (1, 30)
     """
-    ordered = sorted(counts, key=lambda client: client[0] / client[1])
-    usual = ordered[: -(-3 * len(ordered) // 4)]
-    return sum(some for some, _ in usual), sum(rows for _, rows in usual)
+    usual = np.argsort(some / rows, kind="stable")[: -(-3 * len(rows) // 4)]
+    return int(some[usual].sum()), int(rows[usual].sum())
 
 
 class StoreBuilder:
@@ -147,7 +149,7 @@ class StoreBuilder:
         self._unsent: set[int] = set()
         self._few: dict[int, set[int]] = {}  # by class
         self._shortened, self._clipped, self._unreported = 0, 0, dict[int, int]()
-        self._scales: list[_Scale] = []  # of each client with rows
+        self._scale_numbers = array("d")  # five of each client with rows
         self._about: dict[str, Any] = {}
 
     def add(self, answer: ClientMoments) -> None:
@@ -176,7 +178,7 @@ class StoreBuilder:
             squares = diagonal_of(moments.second, moments.width).double() / moments.rows
             inputs = moments.width - self._config.outputs
             square, values = float(squares[:inputs].sum()), max(squares[inputs:].tolist(), default=0.0)
-            self._scales.append(_Scale(moments.rows, answer.shortened, answer.clipped, square, values))
+            self._scale_numbers.extend((moments.rows, answer.shortened, answer.clipped, square, values))
         self._shortened += answer.shortened
         self._clipped += answer.clipped
         if answer.unreported:
@@ -195,22 +197,26 @@ class StoreBuilder:
         shortened, rows = self.usual_shortened
         if shortened > _SHORTENED * rows:
             return replace(config, bound=8 * config.bound, step=8 * config.step)
-        if median(scale.square for scale in self._scales) ** 0.5 < _FINE * (total.width - config.outputs) ** 0.5:
+        if float(np.median(self._scales["square"])) ** 0.5 < _FINE * (total.width - config.outputs) ** 0.5:
             step = config.step / 8
             return replace(config, bound=min(config.bound, step * MOST_STEPS), step=step)
         return config
 
     @property
+    def _scales(self) -> np.ndarray:
+        return np.array(self._scale_numbers).view(_SCALE)
+
+    @property
     def usual_shortened(self) -> tuple[int, int]:
         """Rows beyond the bound, and all rows, of the usual clients."""
-        return of_usual_clients([(scale.shortened, scale.rows) for scale in self._scales])
+        return of_usual_clients(self._scales["shortened"], self._scales["rows"])
 
     def _value_factor(self) -> float:
         """By how much another bound would suit the values better."""
-        clipped, rows = of_usual_clients([(scale.clipped, scale.rows) for scale in self._scales])
+        clipped, rows = of_usual_clients(self._scales["clipped"], self._scales["rows"])
         if clipped > _CLIPPED * rows:
             return 16.0
-        return 1 / 16 if 0 < median(scale.values for scale in self._scales) ** 0.5 < _FINE_VALUES else 1.0
+        return 1 / 16 if 0 < float(np.median(self._scales["values"])) ** 0.5 < _FINE_VALUES else 1.0
 
     def finish(self, **about: Any) -> MomentStore:
         """The store of all that was added."""

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedup.artifacts import load_tensors, save_tensors
@@ -231,7 +232,7 @@ def learn_cohort(
             by_client += [(answer.shortened, answer.moments.rows)] if answer.moments.rows else []
     if not total.rows:
         raise DataError("No client has rows: there is nothing to learn from.")
-    check_shortened(*of_usual_clients(by_client), config)
+    check_shortened(*of_usual_clients(*np.array(by_client).T), config)
     base = fingerprint(with_blank_head(backbone, num_classes))
     cohort = Cohort(total, config, base, hashes, set(), shortened, unreported, contact.traffic - before)
     return CohortModel(backbone, cohort, rule=rule, cache=cache)
