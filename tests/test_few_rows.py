@@ -32,7 +32,8 @@ def test_they_are_answered_as_before_until_they_are_forgotten(digits, scattered,
     assert store.few.keys() == {9}, "premise"
     with torch.no_grad():
         answered = digits.model(digits.test_x).argmax(1) == 9
-    for request in (Forget.clients([0]), Forget.clients(range(6, 40)), Forget.classes([4])):
+    liars = Forget.clients([0], reason="poison"), Forget.clients(range(6, 40), reason="poison")  # so there is no delta
+    for request in (*liars, Forget.classes([4])):
         report = unlearn(plugged, store, request, clients=scattered)
         answers = plugged(digits.test_x).argmax(1)
         assert bool((answers[answered] == 9).all()), "every input that was answered 9 is"
