@@ -14,9 +14,11 @@ from fedup import Federation, Forget, collect, dirichlet, plug, unlearn
 from fedup.clients.in_process import InProcess
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import HarmError
+from fedup.serving.plugged import Served
 from fedup.statistics.proportions import Paired
 from fedup.statistics.tally import MOST_CLASS_ROWS, Tally
 from fedup.unlearning.outvoted import rows_reported_to, weighed, without_single_words
+from fedup.unlearning.plan import Terms
 
 LOST = Paired(MOST_CLASS_ROWS, MOST_CLASS_ROWS, 0, 0)  # the most that a client may say
 
@@ -80,11 +82,18 @@ class Lying(InProcess):
 
     def __init__(self, federation: Federation, model: nn.Module, liars: Collection[int]) -> None:
         super().__init__(federation, model)
-        self.liars = liars
+        self.liars, self.candidates = liars, list[Served]()  # filters that they lied about
+
+    def lies(self, question) -> bool:
+        if isinstance(question, TallyQuestion) and not any(
+            question.after is candidate for candidate in self.candidates
+        ):
+            self.candidates.append(question.after)
+        return isinstance(question, TallyQuestion)
 
     def ask(self, questions, *, optional=()):
         for client, answer in super().ask(questions, optional=optional):
-            if client in self.liars and isinstance(questions[client], TallyQuestion):
+            if client in self.liars and self.lies(questions[client]):
                 lie = dict.fromkeys(range(10), LOST)
                 forgotten = {name: {0: Paired(2000, 2000, 2000, 2000)} for name in answer.forgotten}
                 answer = Tally(lie, lie, forgotten, answer.unseen)
@@ -111,6 +120,23 @@ def test_no_client_alone_can_veto_the_erasure_of_others_or_bring_back_a_class_an
     report, _ = answered(Forget.classes([0]), [5])  # a closed form answers with it for no input
     (verdict,) = report.verdicts.values()
     assert verdict.is_good and verdict.statistic.after > 0 and "clients have counted such answers" in verdict.words
+
+
+class LyingOnce(Lying):
+    """They lie about the first filter only."""
+
+    def lies(self, question) -> bool:
+        return super().lies(question) and question.after is self.candidates[0]
+
+
+def test_notes_of_who_is_set_aside_are_about_the_filter_that_is_served(trained_digits):
+    digits = trained_digits
+    federation = Federation.split(digits.x, digits.y, dirichlet(digits.y, 8, concentration=10.0), num_classes=10)
+    plugged, store = plug(digits.model), collect(digits.model, federation, statistics="moments")
+    contact, request = LyingOnce(federation, digits.model, [5]), Forget.clients([1], reason="poison")
+    report = unlearn(plugged, store, request, clients=contact, terms=Terms(measure=True))
+    is_first = plugged.served is contact.candidates[0]
+    assert any("alone counts" in note for note in report.notes) is is_first
 
 
 def test_counts_weigh_no_more_than_the_rows_that_a_client_reported(trained_digits):
