@@ -2,6 +2,7 @@
 clients count, or one that holds most rows, is believed."""
 
 from collections.abc import Collection
+from functools import partial
 
 import pytest
 import torch
@@ -13,11 +14,22 @@ from fedup import Federation, Forget, collect, dirichlet, plug, unlearn
 from fedup.clients.in_process import InProcess
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import HarmError
+from fedup.serving.plugged import Served
 from fedup.statistics.proportions import Paired
 from fedup.statistics.tally import MOST_CLASS_ROWS, Tally
-from fedup.unlearning.outvoted import weighed, without_single_words
+from fedup.unlearning.outvoted import rows_reported_to, weighed, without_single_words
+from fedup.unlearning.plan import Terms
 
 LOST = Paired(MOST_CLASS_ROWS, MOST_CLASS_ROWS, 0, 0)  # the most that a client may say
+
+
+def reported(tallies: dict[int, Tally], **rows: int | None):
+    """As many rows of the class at each client as it counts, but for those given."""
+    return lambda client, _: rows.get(f"of_{client}", int(tallies[client].held_out[0].rows))
+
+
+def outvoted(tallies: dict[int, Tally], **rows: int | None):
+    return without_single_words(tallies, reported(tallies, **rows), 5.0)
 
 
 def counted(rows: int, lost: int = 0) -> Tally:
@@ -30,21 +42,39 @@ def counted(rows: int, lost: int = 0) -> Tally:
 def test_a_client_that_alone_counts_a_great_loss_is_set_aside_and_two_are_believed(others, rows, lost):
     honest = {client + 2: counted(own) for client, own in enumerate(others)}
     liar = counted(rows, round(lost * rows))
-    alone = without_single_words({**honest, 0: liar}, 5.0)
+    alone = outvoted({**honest, 0: liar})
     pooled = 100 * round(lost * rows) / (sum(others) + rows)
     assert (0 in alone.alone) is (pooled > 5) and not alone.decisive
     assert (0 in alone.tallies[0].held_out) is (pooled <= 5)
-    both = without_single_words({**honest, 0: counted(60, 60), 1: counted(60, 60)}, 5.0)
+    both = outvoted({**honest, 0: counted(60, 60), 1: counted(60, 60)})
     assert not both.alone and both.tallies[0].held_out
 
 
 def test_a_client_with_most_rows_or_with_a_loss_by_chance_is_believed_and_named():
-    most = without_single_words({0: counted(100, 30), 1: counted(40), 2: counted(40)}, 5.0)
-    chance = without_single_words({0: counted(40, 7), 1: counted(40, 2), 2: counted(40, 1)}, 5.0)
-    few = without_single_words({0: counted(9, 9), 1: counted(9), 2: counted(9)}, 5.0)
-    for outvoted in (most, chance, few):
-        assert outvoted.decisive == {0: 0} and not outvoted.alone
-    assert not without_single_words({0: counted(9, 9), **{n: counted(30) for n in range(1, 5)}}, 5.0, but=[0]).alone
+    most = outvoted({0: counted(100, 30), 1: counted(40), 2: counted(40)})
+    capped = outvoted({0: counted(400, 400), **{n: counted(210) for n in range(1, 4)}}, of_0=10_000)
+    purged = outvoted({0: counted(20, 20), **{n: counted(60) for n in range(1, 4)}}, of_0=None)
+    chance = outvoted({0: counted(40, 7), 1: counted(40, 2), 2: counted(40, 1)})
+    few = outvoted({0: counted(9, 9), 1: counted(9), 2: counted(9)})
+    for counts in (most, capped, purged, chance, few):
+        assert counts.decisive == {0: 0} and not counts.alone
+    four = {0: counted(9, 9), **{n: counted(30) for n in range(1, 5)}}
+    assert not without_single_words(four, reported(four), 5.0, but=[0]).alone
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    honest=st.lists(st.tuples(st.integers(5, 150), st.floats(0, 1)), min_size=1, max_size=5),
+    hostile=st.integers(1, 400),
+    claimed=st.integers(1, 10**6),
+)
+def test_no_client_alone_can_have_another_set_aside(honest, hostile, claimed):
+    """Whoever is set aside beside a client that counts no loss is contradicted by others that hold more rows."""
+    others = {client: counted(rows, round(lost * rows)) for client, (rows, lost) in enumerate(honest)}
+    for suspect in outvoted({**others, 9: counted(hostile)}, of_9=claimed).alone:
+        rest = sum((tally.held_out[0] for client, tally in others.items() if client != suspect), Paired())
+        assert rest.rows >= max(30, others[suspect].held_out[0].rows) and rest.before - rest.after <= 0.05 * rest.rows
+    assert outvoted({0: counted(100, 93), 9: counted(150)}, of_9=10**6).decisive == {0: 0}
 
 
 class Lying(InProcess):
@@ -52,11 +82,18 @@ class Lying(InProcess):
 
     def __init__(self, federation: Federation, model: nn.Module, liars: Collection[int]) -> None:
         super().__init__(federation, model)
-        self.liars = liars
+        self.liars, self.candidates = liars, list[Served]()  # filters that they lied about
+
+    def lies(self, question) -> bool:
+        if isinstance(question, TallyQuestion) and not any(
+            question.after is candidate for candidate in self.candidates
+        ):
+            self.candidates.append(question.after)
+        return isinstance(question, TallyQuestion)
 
     def ask(self, questions, *, optional=()):
         for client, answer in super().ask(questions, optional=optional):
-            if client in self.liars and isinstance(questions[client], TallyQuestion):
+            if client in self.liars and self.lies(questions[client]):
                 lie = dict.fromkeys(range(10), LOST)
                 forgotten = {name: {0: Paired(2000, 2000, 2000, 2000)} for name in answer.forgotten}
                 answer = Tally(lie, lie, forgotten, answer.unseen)
@@ -85,11 +122,28 @@ def test_no_client_alone_can_veto_the_erasure_of_others_or_bring_back_a_class_an
     assert verdict.is_good and verdict.statistic.after > 0 and "clients have counted such answers" in verdict.words
 
 
+class LyingOnce(Lying):
+    """They lie about the first filter only."""
+
+    def lies(self, question) -> bool:
+        return super().lies(question) and question.after is self.candidates[0]
+
+
+def test_notes_of_who_is_set_aside_are_about_the_filter_that_is_served(trained_digits):
+    digits = trained_digits
+    federation = Federation.split(digits.x, digits.y, dirichlet(digits.y, 8, concentration=10.0), num_classes=10)
+    plugged, store = plug(digits.model), collect(digits.model, federation, statistics="moments")
+    contact, request = LyingOnce(federation, digits.model, [5]), Forget.clients([1], reason="poison")
+    report = unlearn(plugged, store, request, clients=contact, terms=Terms(measure=True))
+    is_first = plugged.served is contact.candidates[0]
+    assert any("alone counts" in note for note in report.notes) is is_first
+
+
 def test_counts_weigh_no_more_than_the_rows_that_a_client_reported(trained_digits):
     """Else 200 rows that nobody holds hide what a filter does to those of all others."""
     store, perfect = trained_digits.store(), Paired(200, 200, 200, 200)
     tallies = {client: Tally({}, dict.fromkeys(range(10), perfect), {}, {}) for client in (*store.clients, 99)}
-    for client, tally in weighed(tallies, store, ()).items():
+    for client, tally in weighed(tallies, partial(rows_reported_to, store)).items():
         for label, counts in tally.held_out.items():
             cell = store.cell((client, label))
             rows = store.rows_in(cell) if cell is not None else 0

@@ -22,6 +22,7 @@ from fedup.unlearning.few_rows import shows_rows
 from fedup.unlearning.fits import fit_of
 from fedup.unlearning.measure import Counted, Measurement, UncheckedError
 from fedup.unlearning.moment_refresh import refresh_of
+from fedup.unlearning.outvoted import Outvoted
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.refresh import Refresh
 from fedup.unlearning.report import Report
@@ -51,6 +52,7 @@ class _Candidate:
     recalls: dict[int, Recall]
     centroids_used: int
     counted: Counted | None
+    outvoted: Outvoted | None  # what one client alone counts in its classes
     words: str | None = None  # how gentle it is
 
 
@@ -146,7 +148,10 @@ class Execution:
         report.class_recall, report.centroids_used = chosen.recalls, chosen.centroids_used
         self._measurement.counted, self._eraser_parts = chosen.counted, eraser.parts
         limits: Any = {"max_class_loss": plan.terms.max_class_loss, "targets": store.targets}
-        limits["decisive"] = self._measurement.decisive
+        if chosen.outvoted is not None:
+            limits["decisive"] = chosen.outvoted.decisive
+            for note in chosen.outvoted.notes:
+                report.note(note)
         plan.allow(lambda: check_recall(chosen.recalls, forget_set, **limits), report)
         self._note_choice(candidates[0].served, chosen, forget_set)
         return chosen.served
@@ -218,8 +223,10 @@ class Execution:
         with self._report.stage("check"):
             recalls = self._measurement.recall(trial, forget_set, new)
         losses = [recall.loss for label, recall in recalls.items() if label not in forget_set.class_ids]
-        counted = self._measurement.counted
-        return _Candidate(max(losses, default=0.0), trial, recalls, self._report.centroids_used, counted)
+        measured = self._measurement
+        return _Candidate(
+            max(losses, default=0.0), trial, recalls, self._report.centroids_used, measured.counted, measured.outvoted
+        )
 
     # --- harm
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from functools import partial
 
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import HarmError
@@ -11,7 +12,7 @@ from fedup.serving.plugged import Served
 from fedup.statistics.tally import RowsToCount, Tally
 from fedup.unlearning.class_recall import Recall, recall_from_tallies
 from fedup.unlearning.fits import Fit
-from fedup.unlearning.outvoted import weighed, without_single_words
+from fedup.unlearning.outvoted import Outvoted, rows_reported_to, weighed, without_single_words
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
 from fedup.unlearning.target_fit import TargetFit
@@ -33,7 +34,7 @@ class Measurement:
     def __init__(self, plan: RequestPlan, report: Report, fit: Fit) -> None:
         self._plan, self._report, self._fit = plan, report, fit
         self.counted: Counted | None = None  # of the last candidate
-        self.decisive: Mapping[int, int] = {}  # by class that a client's counts alone lose too much: that client
+        self.outvoted: Outvoted | None = None  # the counts of the last candidate's classes, None if nobody counted
         self.trusted: PlacedEraser | None = None  # one that was checked before
 
     def applies(self, new: Collection[Forget]) -> bool:
@@ -47,7 +48,7 @@ class Measurement:
 
     def recall(self, candidate: Served, forget_set: Forget, new: frozenset[Forget]) -> dict[int, Recall]:
         """By class, on retained rows: by clients if they count or an eraser sits at another cut, else on centroids."""
-        plan = self._plan
+        plan, self.outvoted = self._plan, None
         behind = any(cut != plan.plugged.cut for cut, _ in candidate.placed)  # an eraser that centroids do not see
         behind |= candidate.erasure is not None and not self._fit.sees_erasers
         behind &= candidate.erasure is None or candidate.erasure is not self.trusted
@@ -87,14 +88,9 @@ class Measurement:
         store, tallies = self._plan.centroids, self._tallies(candidate, requests)
         if store.targets == "classes":
             may_go = union(candidate.requests).class_ids
-            outvoted = without_single_words(tallies, self._plan.terms.max_class_loss, may_go)
-            tallies, self.decisive = outvoted.tallies, outvoted.decisive
-            for client, losses in outvoted.alone.items():
-                lost = ", ".join(f"{label} ({loss:.0f} points)" for label, loss in sorted(losses.items()))
-                self._report.note(
-                    f"Client {client} alone counts a loss of class {lost}, and all others count none beyond what is "
-                    "allowed: its counts of these are set aside."
-                )
+            reported, allowed = partial(rows_reported_to, store), self._plan.terms.max_class_loss
+            self.outvoted = without_single_words(weighed(tallies, reported), reported, allowed, may_go)
+            tallies = self.outvoted.tallies
         return recall_from_tallies(list(tallies.values()), store.targets, store.num_classes)
 
     def _outputs_in_use(self, forget_set: Forget) -> set[int]:
@@ -162,8 +158,7 @@ class Measurement:
         self._report.clients_counting += clients
         before = before if before is not None else self._plan.plugged.served
         questions = {client: TallyQuestion(before, candidate, rows.to(client)) for client in clients}
-        class_parts = {class_part(request) for request in requests}
-        tallies = weighed(dict(contact.ask(questions, optional=clients)), self._plan.centroids, class_parts)
+        tallies = dict(contact.ask(questions, optional=clients))
         for client in clients:
             if client not in tallies:
                 self._report.note(f"Client {client} counted no answers: {contact.silent[client]}")

@@ -1,52 +1,48 @@
 """Counts that one client alone reports: they weigh no more than its rows, and alone they refuse nobody's request."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 
 from fedup.statistics.proportions import Paired
 from fedup.statistics.store import Centroids
 from fedup.statistics.tally import Counts, Tally
 
-_PARTS = "retained", "held_out"
 LEAST_ROWS = 30  # of a class at other clients: fewer cannot speak against one client
 _UNREPORTED = 5  # rows of a class: fewer need not be in the statistics
-_CERTAIN = 5.0  # deviations between a client's loss and that of all others
+_CERTAIN = 5.0  # deviations between a client's loss and that of other clients
+_PARTS = "retained", "held_out"
 Tallies = Mapping[int, Tally]  # by client
+ReportedRows = Callable[[int, int], int | None]  # of a client and a class
 
 
-def weighed(tallies: Tallies, store: Centroids, class_parts: Collection[str]) -> dict[int, Tally]:
-    """The counts, where no client's weigh more in a class than the rows of it that the client reported when statistics
-    were collected; `class_parts` are the requests that are for classes."""
-    if store.targets != "classes":
-        return dict(tallies)
+def rows_reported_to(store: Centroids, client: int, label: int) -> int | None:
+    """Rows of a class that a client reported when statistics were collected; None if its cell was purged since."""
+    if (client, label) in store.purged:
+        return None
+    cell = store.cell((client, label))
+    return 0 if cell is None else store.rows_without(cell, frozenset())
 
-    def own(client: int, counts: Counts) -> Counts:
-        return {label: _at_most(of, _most(store, client, label)) for label, of in counts.items()}
+
+def weighed(tallies: Tallies, reported_rows: ReportedRows) -> dict[int, Tally]:
+    """The counts by class, where no client's weigh more in a class than the rows of it that the client reported."""
+
+    def limited(client: int, counts: Counts) -> Counts:
+        reported = {label: reported_rows(client, label) for label in counts}
+        return {
+            label: paired if (rows := reported[label]) is None else _at_most(paired, max(rows, _UNREPORTED))
+            for label, paired in counts.items()
+        }
 
     return {
-        client: replace(
-            tally,
-            retained=own(client, tally.retained),
-            held_out=own(client, tally.held_out),
-            forgotten={n: own(client, of) if n in class_parts else of for n, of in tally.forgotten.items()},
-        )
+        client: replace(tally, retained=limited(client, tally.retained), held_out=limited(client, tally.held_out))
         for client, tally in tallies.items()
     }
 
 
-def _most(store: Centroids, client: int, label: int) -> float:
-    name = client, label
-    cell = store.cell(name)
-    if name in store.purged:  # nobody knows any more
-        return math.inf
-    rows = 0 if cell is None else store.rows_in(cell) + len(store.excluded.get(name, ()))
-    return max(rows, _UNREPORTED)
-
-
-def _at_most(counts: Paired, rows: float) -> Paired:
-    share = min(1.0, rows / counts.rows)
-    return counts if share == 1 else Paired(*(share * number for number in astuple(counts)))
+def _at_most(paired: Paired, rows: int) -> Paired:
+    share = min(1.0, rows / paired.rows)
+    return paired if share == 1 else Paired(*(share * number for number in astuple(paired)))
 
 
 @dataclass(frozen=True)
@@ -57,46 +53,79 @@ class Outvoted:
     alone: Mapping[int, Mapping[int, float]]  # by client set aside: points of each class that it says are lost
     decisive: Mapping[int, int]  # by class that loses too much: the client without whose counts it would not
 
+    @property
+    def notes(self) -> list[str]:
+        """In words, for each client set aside."""
+        lost = {
+            client: ", ".join(f"{label} ({points:.0f} points)" for label, points in sorted(losses.items()))
+            for client, losses in self.alone.items()
+        }
+        return [
+            f"Client {client} alone counts a loss of class {classes}, and all others count none beyond what is "
+            "allowed: its counts of these are set aside."
+            for client, classes in lost.items()
+        ]
 
-def without_single_words(tallies: Tallies, max_class_loss: float, but: Collection[int] = ()) -> Outvoted:
+
+def without_single_words(
+    tallies: Tallies, reported_rows: ReportedRows, max_class_loss: float, but: Collection[int] = ()
+) -> Outvoted:
     """The counts without those of one client of a class that lose the class too much, against what all others count.
     Not of classes in `but`, which may go.
 
-    The client is believed if it has half of the rows, if the others have few, or if chance may explain the difference.
+    The client is believed unless the others contradict it whichever one of them is left out: so no single client can
+    have another one set aside.
     """
     kept, alone, decisive = dict(tallies), dict[int, dict[int, float]](), dict[int, int]()
     labels = {label for tally in tallies.values() for label in (*tally.retained, *tally.held_out)}
     for label in sorted(labels - set(but)):
-        parts = [{c: of.get(label, Paired()) for c, of in _of_part(tallies, part)} for part in _PARTS]
+        parts = [{c: getattr(tally, part).get(label, Paired()) for c, tally in tallies.items()} for part in _PARTS]
         by_client = {client: parts[0][client] + parts[1][client] for client in tallies}
-        client = max(by_client, key=lambda c: by_client[c].before - by_client[c].after)
-        own, rest = by_client[client], sum((by_client[c] for c in by_client if c != client), start=Paired())
-        most = max(_loss(sum(part.values(), start=Paired())) for part in parts)
-        if not most > max_class_loss >= _loss(rest) or own.before <= own.after:
+        suspect = max(by_client, key=lambda c: by_client[c].before - by_client[c].after)
+        others = {client: paired for client, paired in by_client.items() if client != suspect}
+        worst_part = max(_loss(_sum(part.values())) for part in parts)
+        if not worst_part > max_class_loss >= _loss(_sum(others.values())) or _loss(by_client[suspect]) <= 0:
             continue
-        if not _contradicts(own, rest):
-            decisive[label] = client
+        reported = {client: reported_rows(client, label) for client in tallies}
+        if not _contradicted(suspect, by_client, reported, max_class_loss):
+            decisive[label] = suspect
             continue
-        without = {part: {c: of for c, of in getattr(kept[client], part).items() if c != label} for part in _PARTS}
-        kept[client] = replace(kept[client], **without)
-        alone.setdefault(client, {})[label] = _loss(own)
+        without = {part: {c: of for c, of in getattr(kept[suspect], part).items() if c != label} for part in _PARTS}
+        kept[suspect] = replace(kept[suspect], **without)
+        alone.setdefault(suspect, {})[label] = _loss(by_client[suspect])
     return Outvoted(kept, alone, decisive)
 
 
-def _of_part(tallies: Tallies, part: str) -> list[tuple[int, Counts]]:
-    return [(client, getattr(tally, part)) for client, tally in tallies.items()]
-
-
-def _loss(counts: Paired) -> float:
-    """In points of recall."""
-    return 100 * (counts.before - counts.after) / max(counts.rows, 1e-9)
-
-
-def _contradicts(own: Paired, rest: Paired) -> bool:
-    """Whether a client with the smaller part of the rows says what chance cannot explain, if the others are right."""
-    if rest.rows < LEAST_ROWS or own.rows >= rest.rows:
+def _contradicted(
+    suspect: int, counts: Mapping[int, Paired], reported: Mapping[int, int | None], max_class_loss: float
+) -> bool:
+    """Whether the other clients speak against one, whichever single one of them is left out: they hold more rows of
+    the class, count enough, find no loss beyond what is allowed, and chance does not explain the difference."""
+    held, others = reported[suspect], counts.keys() - {suspect}
+    if held is None:  # nobody knows any more
         return False
-    total = own + rest
+    for left_out in others:
+        witnesses = others - {left_out}
+        heard = _sum(counts[client] for client in witnesses)
+        if heard.rows < LEAST_ROWS or held >= sum(reported[client] or 0 for client in witnesses):
+            return False
+        if _loss(heard) > max_class_loss or not _is_beyond_chance(counts[suspect], heard):
+            return False
+    return bool(others)
+
+
+def _is_beyond_chance(paired: Paired, heard: Paired) -> bool:
+    """Whether chance cannot explain that a client's loss is greater than that of others."""
+    total = paired + heard
     share = min(max((total.before - total.after) / total.rows, 1 / total.rows), 1 - 1 / total.rows)
-    deviation = math.sqrt(share * (1 - share) * (1 / own.rows + 1 / rest.rows))
-    return (_loss(own) - _loss(rest)) / 100 >= _CERTAIN * deviation
+    deviation = math.sqrt(share * (1 - share) * (1 / paired.rows + 1 / heard.rows))
+    return (_loss(paired) - _loss(heard)) / 100 >= _CERTAIN * deviation
+
+
+def _sum(counts: Iterable[Paired]) -> Paired:
+    return sum(counts, start=Paired())
+
+
+def _loss(paired: Paired) -> float:
+    """In points of recall."""
+    return 100 * (paired.before - paired.after) / max(paired.rows, 1e-9)
