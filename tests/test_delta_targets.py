@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from fedup.filters import delta_fit, delta_targets
+from fedup.filters.delta_fit import DeltaRows, DeltaRule, fit_delta
 from fedup.filters.delta_targets import Losses, hardness_of, unseen_targets
 
 LABELS = Losses(torch.arange(60) % 3, torch.arange(600) % 3, torch.arange(300) % 3)
@@ -49,7 +51,20 @@ def test_a_class_with_few_unseen_rows_is_compared_with_all():
     assert bool(targets.losses.isfinite().all()) and bool((targets.losses <= of.unseen.max()).all())
 
 
-def test_hardness_is_that_of_a_ridge_regression_without_the_row():
+def test_unusual_rows_get_the_same_targets_where_retained_rows_are_sampled(monkeypatch):
+    draws = torch.Generator().manual_seed(2)
+    x, y = torch.randn(2600, 8, generator=draws), torch.randint(3, (2600,), generator=draws)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)).requires_grad_(False)
+    hardest = 200 + nn.functional.cross_entropy(model(x[200:]), y[200:], reduction="none").argsort(descending=True)
+    rows, rule = DeltaRows(hardest[:400], hardest[400:], torch.arange(200)), DeltaRule(steps=1)
+    whole = fit_delta(model, "2", x, y, rows, rule=rule)
+    monkeypatch.setattr(delta_fit, "_MOST_ROWS", 200)
+    sampled = fit_delta(model, "2", x, y, rows, rule=rule)
+    assert abs(sampled.loss_unseen - whole.loss_unseen) < 0.05 * whole.loss_unseen
+
+
+def test_hardness_is_that_of_a_ridge_regression_without_the_row(monkeypatch):
     draws = torch.Generator().manual_seed(1)
     x, y = torch.randn(50, 8, generator=draws), torch.arange(50) % 3
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
@@ -65,4 +80,7 @@ def test_hardness_is_that_of_a_ridge_regression_without_the_row():
         assert abs(float(again.forgotten[-1] - whole.unseen[place])) < 0.15
     spread = whole.unseen.std()
     assert float(spread) > 0.15, "premise: hardness differs by more than that"
+    monkeypatch.setattr(delta_targets, "_MOST_AT_ONCE", 3)
+    by_parts = hardness_of(model, "0", x, y, rows)
+    assert torch.corrcoef(torch.stack([by_parts.forgotten, whole.forgotten]))[0, 1] > 0.95, "in their order"
     assert hardness_of(model, "0", x.fill_(torch.nan), y, rows) is None

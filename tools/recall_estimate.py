@@ -1,9 +1,9 @@
 """How far the estimate of a class's loss of recall lies from the loss on test rows, where nobody counts.
 
-    python tools/recall_estimate.py 100 101 digits:lenet5 mnist:lenet5:6000 cifar10:lenet5:6000
+    python tools/recall_estimate.py 100 digits:lenet5 mnist:lenet5:4000 cifar10:lenet5:4000
 
 For each data set (data, model, training rows): requests for half of ten clients and half of the classes, each answered
-from moments alone, on all seeds. The table in docs/closed_form.md is its output.
+from moments alone, on all seeds. The table in docs/closed_form.md is the output of this command.
 """
 
 import sys

@@ -65,6 +65,7 @@ class DeltaRows:
     forgotten: Tensor
     retained: Tensor
     unseen: Tensor  # never trained on
+    retained_weight: float = 1.0  # how many rows each of the retained ones stands for
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,8 @@ def fit_delta(
     if len(rows.unseen) < LEAST_UNSEEN or float(_alone(y, rows).float().mean()) > MOST_ALONE:
         return ClientDelta("no unseen rows", {})
     retained, unseen = (sample(own, _MOST_ROWS, "delta") for own in (rows.retained, rows.unseen))
-    rows = replace(rows, retained=retained, unseen=unseen)
+    weight = len(rows.retained) / max(len(retained), 1)
+    rows = replace(rows, retained=retained, unseen=unseen, retained_weight=weight)
     with torch.inference_mode(False), torch.enable_grad():
         return _Fit(model, cut, x, y, rows, rule, targets).run()
 
@@ -188,7 +190,8 @@ class _Fit:
         numbers = Losses(rows.forgotten, rows.retained, rows.unseen)
         labels = Losses(*(y[own] for own in (rows.forgotten, rows.retained, rows.unseen)))
         hardness = hardness_of(model, early_layer(weighted_layers(model, cut)), x, y, numbers)
-        targets = unseen_targets(losses, labels, unseen.argmax(1) == labels.unseen, hardness)
+        right, weight = unseen.argmax(1) == labels.unseen, rows.retained_weight
+        targets = unseen_targets(losses, labels, right, hardness, retained_weight=weight)
         return targets.losses, float(targets.right[self._watched].mean())
 
     @torch.no_grad()

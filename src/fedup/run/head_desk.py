@@ -97,7 +97,8 @@ class HeadDesk:
         if joining := sorted(rows.keys() - growing.keys()):
             report = model.add_clients(contact, joining)
         if growing and isinstance(model, HeadModel):
-            report = model.add_samples(contact, growing)
+            notes, report = report.notes, model.add_samples(contact, growing)
+            report.notes[:0] = notes
         report.clients_contacted, report.traffic = sorted(rows), contact.traffic - sent
         return desk._settle("added", [], desk._trials.after(report, before), {"added": dict(added)})
 

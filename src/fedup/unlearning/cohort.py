@@ -23,7 +23,7 @@ from fedup.statistics.integer_moments import IntegerMoments, MomentConfig
 from fedup.statistics.store import CellName
 from fedup.statistics.traffic import Traffic
 from fedup.unlearning.claim import Claim, alterations, claim_from, message_hash
-from fedup.unlearning.exact_model import ExactModel, check_classes_left, check_shortened, rows_of_all_parts
+from fedup.unlearning.exact_model import ExactModel, check_added, check_classes_left, check_shortened, rows_of_all_parts
 from fedup.unlearning.report import Report
 
 _KIND = "cohort"
@@ -106,7 +106,8 @@ class CohortModel(ExactModel):
                 total, hashes[client] = total + answer.moments, message_hash(client, answer.moments, cohort.config)
                 shortened, unreported = shortened + answer.shortened, unreported + answer.unreported
                 report.note_contact(client)
-        check_shortened(shortened - cohort.shortened, total.rows - cohort.total.rows, cohort.config)
+        added = shortened - cohort.shortened, total.rows - cohort.total.rows
+        check_added(*added, (shortened, total.rows), cohort.config, report)
         self._serve(replace(cohort, total=total, hashes=hashes, shortened=shortened, unreported=unreported), report)
         report.traffic = contact.traffic - before
         return report

@@ -21,7 +21,7 @@ from fedup.statistics.store import CellName
 from fedup.statistics.traffic import Traffic
 from fedup.unlearning.bottleneck_fit import CellsInUse
 from fedup.unlearning.claim import Claim, alterations, claim_of
-from fedup.unlearning.exact_model import ExactModel, check_classes_left, check_shortened, rows_of_all_parts
+from fedup.unlearning.exact_model import ExactModel, check_added, check_classes_left, rows_of_all_parts
 from fedup.unlearning.moment_refresh import MomentRefresh
 from fedup.unlearning.report import Report
 
@@ -221,8 +221,9 @@ class HeadModel(ExactModel):
 
     def _take(self, grown: MomentStore, contact: Contact, report: Report, before: Traffic) -> Report:
         """Serve a store that has grown; the one so far stays where that fails."""
-        known = self.store
-        check_shortened(grown.shortened - known.shortened, grown.total.rows - known.total.rows, grown.config)
+        together, known = (grown.shortened, grown.total.rows), self.store
+        added = together[0] - known.shortened, together[1] - known.total.rows
+        check_added(*added, together, grown.config, report)
         kept, self.store = self.store, grown
         try:
             served = self._serve(self.requests, contact, keep_sealed=False, force=True)
@@ -230,6 +231,7 @@ class HeadModel(ExactModel):
             self.store = kept
             raise
         served.clients_contacted = sorted({*report.clients_contacted, *served.clients_contacted})
+        served.notes += report.notes
         served.traffic = contact.traffic - before
         return served
 

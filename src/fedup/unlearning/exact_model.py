@@ -24,6 +24,7 @@ from fedup.unlearning.claim import Claim, totals_hash
 from fedup.unlearning.report import Report
 
 MOST_SHORTENED = 0.05  # share of rows beyond the public bound, above which the grid is refused
+_JUDGED_ALONE = 100  # added rows: of fewer, a single long one could be more than that share
 
 
 class ExactModel(nn.Module):
@@ -122,6 +123,22 @@ def check_shortened(shortened: int, rows: int, config: MomentConfig) -> None:
             f"{shortened:,} of {rows:,} rows are longer than the public bound {config.bound:g}, and "
             f"{MOST_SHORTENED:.0%} are allowed. Take a larger step: Backbone(…, step=…), now {config.step:g}."
         )
+
+
+def check_added(shortened: int, rows: int, together: tuple[int, int], config: MomentConfig, report: Report) -> None:
+    """Refuse added rows that do not fit the grid of a head; `together` with those it has, how many are shortened of how
+    many. Few rows may be shortened if that is little of all: then it is noted."""
+    if shortened <= MOST_SHORTENED * rows:
+        return
+    said = f"{shortened:,} of {rows:,} added rows are longer than the public bound {config.bound:g}"
+    if rows >= _JUDGED_ALONE or together[0] > MOST_SHORTENED * together[1]:
+        raise DataError(
+            f"{said}, and {together[0]:,} of {together[1]:,} with those learned from: {MOST_SHORTENED:.0%} are allowed "
+            f"(of fewer than {_JUDGED_ALONE} added rows, with those learned from). Nothing was changed. Check how "
+            "these rows were preprocessed and add those that fit, or learn again with a backbone of a larger step (now "
+            f"{config.step:g})."
+        )
+    report.note(f"{said}, and were shortened to it. Check how these rows were preprocessed.")
 
 
 def in_process_with(federation: Federation, blank: nn.Module, config: MomentConfig, cache: FeatureCache) -> InProcess:
