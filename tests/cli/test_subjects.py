@@ -19,6 +19,7 @@ from fedup.errors import RequestError
 from fedup.request import union
 from fedup.run.folder import Run
 from fedup.run.in_words import forget_in_words
+from fedup.training.local import LocalTraining
 from fedup.unlearning.few_rows import waiting_for_others
 
 DATA = """
@@ -121,6 +122,21 @@ def test_what_has_too_few_rows_waits_and_is_answered_with_others(run):
     assert page["request"]["waited"] and page["request"]["asked_at"] < page["request"]["answered_at"]
     assert ok("verify", "--run", run, "--json").json["ok"] and ids_in(run) == []
     assert "No request waits" in ok("unlearn", "--run", run, "--pending").out
+
+
+def test_a_request_that_waits_is_not_said_to_be_answered_from_the_new_base(run, monkeypatch):
+    ok("unlearn", "--run", run, "--client", 0, "--force")
+    codes, original = list[int](), LocalTraining.in_round
+
+    def in_round(self: LocalTraining, number: int) -> LocalTraining:
+        if not codes:
+            codes.append(fedup("unlearn", "--run", run, "--subject", "Small-21", *ANY_LOSS).code)
+        return original(self, number)
+
+    monkeypatch.setattr(LocalTraining, "in_round", in_round)
+    said = ok("retrain", "--run", run, "--force").out
+    assert codes == [WAITS] and [own.id for own in Run(run).read().waiting] == ["R2"]
+    assert "Still waiting, without a filter: R2" in said and "answered from the new base" not in said
 
 
 def test_persons_in_force_and_waiting_are_left_out_of_later_rounds_and_finished_together(run):

@@ -8,10 +8,12 @@ from tests.flower.test_subjects import KEY, grid_of
 
 import fedup
 from fedup import FilterConfig, Forget, MomentConfig, plug
-from fedup.errors import RequestError
+from fedup.errors import ChangedError, RequestError
 from fedup.flower import RunServer, messaging
 from fedup.run.answer import Limits
 from fedup.run.folder import Run
+from fedup.run.new_request import NewRequest
+from fedup.run.queue import QueueOptions, enqueue, enqueue_restoration, withdraw
 
 WORLD = digits()
 ANY = Limits(None, force=True, max_class_loss=100)
@@ -70,6 +72,7 @@ def test_persons_whose_rows_an_absent_node_has_not_named_are_in_no_new_base(tmp_
     grid.spoil = there
     fresh = persons.contact(grid, model=later)
     server.train_on(later, fresh, server.state, rounds=1, limits=ANY, statistics=MomentConfig())
+    before = server.state  # a training anew begins, which leaves these persons out by their tags
     assert [own["client"] for own in server.state.pending] == [away]  # its statistics have rows of these persons
     with server.desk("unlearn", fresh, None) as desk:
         desk.finish_pending(limits=ANY)
@@ -78,7 +81,31 @@ def test_persons_whose_rows_an_absent_node_has_not_named_are_in_no_new_base(tmp_
     expected = fedup.collect(later, persons.federation, forget=[request.forget], statistics=MomentConfig())
     store = server.collect(fresh)
     assert store.retained(request.forget) == expected.retained(request.forget)
-    server.put_retrained(persons.model, server.state)
+    server.put_retrained(persons.model, before)
+    assert [own.status for own in server.state.requests] == ["finished"]
+
+
+@pytest.mark.parametrize("kind", ["restore queued", "withdrawn"])
+def test_a_request_that_is_taken_back_while_nodes_answer_for_a_new_base_is_not_finished(server, kind):
+    server.collect(WORLD.contact(WORLD.grid()), statistics=MomentConfig())
+    server.unlearn(Forget.classes([7]), WORLD.contact(WORLD.grid()), limits=ANY)
+    with server.run.writing("unlearn") as writer:
+        enqueue(writer, [NewRequest(Forget.classes([8]))], QueueOptions())
+    before = server.state
+    server.unlearn(Forget.clients([2]), WORLD.contact(WORLD.grid()), limits=ANY)
+    name, grid, later = {"restore queued": "R3", "withdrawn": "R4"}[kind], WORLD.grid(), digits(1).model
+    back = enqueue_restoration if kind == "restore queued" else lambda writer, own, _: withdraw(writer, own)
+
+    def operator(node, reply):
+        if server.state.events[-1].kind != kind:
+            with server.run.writing("restore") as writer:
+                back(writer, [server.state.request(name)], QueueOptions())
+        return reply
+
+    grid.spoil, fresh = operator, WORLD.contact(grid, model=later)
+    with pytest.raises(ChangedError):
+        server.put_retrained(later, before, fresh, limits=ANY, statistics=MomentConfig())
+    assert server.state.base == before.base and server.state.request(name).finished_in is None
 
 
 def test_a_request_that_was_answered_while_a_model_was_trained_anew_is_answered_again_from_it(server, tmp_path):

@@ -76,6 +76,8 @@ def test_a_restoration_that_needs_nodes_is_queued_and_the_request_stays_in_force
     assert setting.server().state.filter == before.filter
     with pytest.raises(RequestError, match="R2 is to be taken back"):  # no model without its rows is put in place
         setting.server().put_retrained(world.model, before)
+    with pytest.raises(RequestError, match="R2 is to be taken back"):  # nor is it finished for good
+        setting.server().put_retrained(world.model, setting.server().state)
     assert setting.serve() == [("R2", "restored")]
     assert [own.status for own in setting.server().state.requests] == ["in force", "taken back", "in force"]
     check_sound(setting.path)

@@ -172,6 +172,19 @@ def test_requests_that_keep_coming_in_cannot_delay_a_retraining_and_are_answered
     assert {request.status for request in _state(run).requests} == {"finished"}
 
 
+def test_rounds_that_were_put_in_place_before_a_kill_are_not_trained_again_after_another_command(answered, tmp_path):
+    run = _copy(answered, tmp_path)
+    place = checkpoint(run, _state(run), "continue")
+    ok("train", "--more-rounds", 1, "--run", run, *ANY)
+    place.parent.mkdir()  # as after a kill between the event and the end of the command
+    place.touch()
+    ok("unlearn", "--class", 3, "--run", run, *QUICK)
+    said = ok("train", "--more-rounds", 1, "--run", run, *ANY)
+    assert "trained before" in said.err and _state(run).rounds == 11 and not place.exists()
+    ok("train", "--more-rounds", 1, "--run", run, *ANY)
+    assert _state(run).rounds == 12
+
+
 def test_a_request_taken_back_while_the_model_is_trained_anew_stops_it(answered, tmp_path):
     run = _copy(answered, tmp_path)
     with _meanwhile(("restore", "R1", "--run", run, *ANY), 1):

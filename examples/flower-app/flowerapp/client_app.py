@@ -22,11 +22,11 @@ def digits(context: Context) -> task.Digits:
 def row_numbers(context: Context) -> Tensor:
     """Which rows of the data set this node trains on: not those that its operator has taken out."""
     numbers = digits(context).federation.client(int(context.node_config["partition-id"])).train
-    taken_out = context.node_config.get("taken-out")
-    if not taken_out:
+    path = context.node_config.get("taken-out")
+    if not path:
         return numbers
-    gone = torch.tensor([int(number) for number in Path(str(taken_out)).read_text().split(",")])
-    return numbers[~torch.isin(numbers, gone)]
+    taken_out = torch.tensor([int(number) for number in Path(str(path)).read_text().split(",")])
+    return numbers[~torch.isin(numbers, taken_out)]
 
 
 def rows(context: Context) -> tuple[Tensor, Tensor]:

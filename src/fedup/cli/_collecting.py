@@ -159,8 +159,8 @@ def ask_clients(
     chosen = None if config is None else asdict(config)
     with progress_bars(session.console) as show:
         started = time.perf_counter()
-        asked = federation or session.federation
-        contact = ClientsShown(asked, model, show, "Collecting statistics", ledger=RunLedger(writer))
+        federation = federation or session.federation
+        contact = ClientsShown(federation, model, show, "Collecting statistics", ledger=RunLedger(writer))
         if config is None:
             moments = contact.targets != "classes" or suits_moments(model, contact, cut)
             config = MomentConfig() if moments else CentroidConfig()

@@ -90,10 +90,11 @@ def retrain_into(session: Session, how: Retraining) -> dict[str, Any]:
         facts = new_base_facts(session, state, trained, federation)
         with session.writing("retrain", how.wait_s) as writer:
             came = came_since(state, writer.state)
+            followed = [request.id for request in came if request.is_active or request.is_open]
             new = _NewModel(trained.model, federation, facts, compared)
             if refusal is not None:
                 _decline(writer, state, refusal, compared)
-            elif any(request.is_active or request.is_open for request in came):
+            elif followed:
                 refusal = _follow(session, writer, state, new, how.limits)
             else:
                 keep_retrained(writer, trained.model.to("cpu"), facts, compared, finished=state.standing)
@@ -103,7 +104,8 @@ def retrain_into(session: Session, how: Retraining) -> dict[str, Any]:
     return {
         "requests": _standing(state),
         "declined": refusal,
-        "followed": [request.id for request in came],
+        "followed": followed,
+        "waiting": [request.id for request in came if request.id not in followed],
         "collected": after.collected is not None,
         "compared": compared,
         "base": after.base,
@@ -212,6 +214,11 @@ def print_retrained(result: dict[str, Any], run: Path) -> None:
                 f"{', '.join(result['followed'])} came in while the model was trained, which holds their rows: they "
                 "stand as before, answered from the new base. `fedup retrain` finishes them."
             )
+        if result["waiting"]:
+            typer.echo(
+                f"Still waiting, without a filter: {', '.join(result['waiting'])}. The model holds these rows, and "
+                "`fedup retrain` finishes what waits, too."
+            )
         step = f"fedup status{of(run)}" if result["collected"] else f"fedup collect{of(run)}"
         typer.echo(visible(f"Next: {step}. Evidence: fedup evidence {result['requests'][0]}{of(run)}"))
 
@@ -240,7 +247,7 @@ def _print_comparison(result: dict[str, Any]) -> None:
 
 
 def _print_declined(result: dict[str, Any]) -> None:
-    reason, came = result["declined"], ", ".join(result["followed"])
+    reason, came = result["declined"], ", ".join([*result["followed"], *result["waiting"]])
     kept = "Its rounds are kept: the same command with --force puts it in place, and trains no round again."
     if came:
         kept = f"{came} came in meanwhile: the same command trains for all of them."

@@ -216,8 +216,8 @@ class Session:
 
     def targets(self, state: State) -> Targets:
         """What the model learns."""
-        how = self._last_collection(state).get("how", {}) if self.is_remote else {}
-        targets: Targets = how.get("targets", targets_of(state.about))
+        settings = self._last_collection(state).get("how", {}) if self.is_remote else {}
+        targets: Targets = settings.get("targets", targets_of(state.about))
         return targets
 
     @staticmethod

@@ -10,6 +10,7 @@ from torch import nn
 from fedup.clients.collect import collect as ask_clients
 from fedup.clients.labels import LabelsQuestion
 from fedup.errors import RequestError
+from fedup.flower.rules import is_open
 from fedup.models.views import fingerprint
 from fedup.request import Forget, union
 from fedup.run.answer import Limits
@@ -57,13 +58,14 @@ def _check_taken_out(contact: "GridContact", samples: Mapping[int, Collection[in
     """Raise if a node still knows rows that the model was trained anew without.
 
     Each is asked for all of them at once. A node that lacks one of several refuses them all, so that open nodes are
-    asked for one at a time after that; nodes with rules do not answer to that.
+    asked for one at a time after that. Nodes with rules do not answer to that: where one lacks a single row, this does
+    not notice that it has the others.
     """
     if not samples:
         return
     _check_unknown(contact, {client: LabelsQuestion(frozenset(own)) for client, own in samples.items()})
-    is_open = {client for client, rules in contact.node_rules.items() if rules.startswith("open")}
-    waiting = {client: sorted(own) for client, own in samples.items() if client in is_open}
+    without_rules = {client for client, label in contact.node_rules.items() if is_open(label)}
+    waiting = {client: sorted(own) for client, own in samples.items() if client in without_rules}
     while waiting:
         _check_unknown(contact, {client: LabelsQuestion(frozenset([own.pop()])) for client, own in waiting.items()})
         waiting = {client: own for client, own in waiting.items() if own and client not in contact.absent}
@@ -87,7 +89,7 @@ def train_on(server: "RunServer", new: NewBase, before: State, rounds: int) -> F
     """Collect from the new base, answer the requests in force from it, and put all of it in place in one event."""
     now = server.state
     _check_purpose(before, now)
-    with BriefWriter(server.run, "train", now) as writer:
+    with BriefWriter(server.run, "train", now, without=[own.id for own in before.standing]) as writer:
         return _collect_and_follow(server, writer, new, rounds)
 
 
@@ -95,7 +97,9 @@ def put_retrained(server: "RunServer", new: NewBase, before: State) -> Followed:
     """Serve a model that was trained without all requests of `before`: these are finished. What was queued since stays
     queued. What was answered since is answered again from the new base, in the same event."""
     now = server.state
-    came = [request.id for request in came_since(before, now) if request.is_active or request.is_open]
+    known = {request.id for request in before.standing if request.forget.is_resolved}  # whose rows are known
+    later = (request for request in came_since(before, now) if request.id not in known)
+    came = [request.id for request in later if request.is_active or request.is_open]
     if unnamed := unnamed_persons(server.run, now):
         raise RequestError(
             f"Client {ids(unnamed)} has not said yet which of its rows are of persons that are to be forgotten, so "
@@ -107,9 +111,13 @@ def put_retrained(server: "RunServer", new: NewBase, before: State) -> Followed:
             f"{', '.join(came)} came in while the model was trained, which holds their rows: pass contact=… of the new "
             "model, and settings as of collect(), so that they are answered from it. Nothing was changed."
         )
-    known = {request.id for request in before.standing if request.forget.is_resolved}  # whose rows are known
     finished = [own for own in now.standing if own.id in known]
-    with BriefWriter(server.run, "retrain", now) as writer:
+    if returning := [own.id for own in finished if own.is_returning]:
+        raise RequestError(
+            f"{', '.join(returning)} is to be taken back, and would be finished for good: the model was trained "
+            "without its rows. Nothing was changed. answer_queued(contact) takes it back; then train again."
+        )
+    with BriefWriter(server.run, "retrain", now, without=[own.id for own in finished]) as writer:
         if came:
             return _collect_and_follow(server, writer, new, 0, finished)
         return Followed(Report(frozenset()), keep_retrained(writer, new.model, new.facts, {}, finished=finished))

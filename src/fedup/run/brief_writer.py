@@ -1,6 +1,6 @@
 """A writer that holds the folder's lock only around its commits, for answers that take minutes because nodes do."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,15 @@ class BriefWriter(Writer):
     """Takes the lock with the first file of a step, and gives it back with the commit that names it.
 
     Others may write between the commits. If they changed what an answer is made from, or took back the request that
-    is being answered (`answering`), the next file or commit raises ChangedError, and nothing is written.
+    is being answered (`answering`), the next file or commit raises ChangedError, and nothing is written. The same holds
+    if one of the requests that a new model was trained `without` is taken back, or is to be.
     """
 
-    def __init__(self, run: Run, command: str, state: State, *, answering: str | None = None) -> None:
+    def __init__(
+        self, run: Run, command: str, state: State, *, answering: str | None = None, without: Collection[str] = ()
+    ) -> None:
         self.run, self.state = run, state
-        self._command, self._answering = command, answering
+        self._command, self._answering, self._without = command, answering, frozenset(without)
         self._held, self._inner, self._known = ExitStack(), list[Writer](), KnownJournal()
         self._own: set[int] = set()  # events of this writer
         self._first = len(state.events)
@@ -100,7 +103,8 @@ class BriefWriter(Writer):
         """What an answer is made from, and whether its request still waits for it."""
         requests = [request.id for request in (*state.active, *state.open, *state.waiting)]
         is_queued = self._answering in [request.id for request in state.queued]
-        return state.base, *state.files, *requests, is_queued
+        left_out = [own.id for own in state.standing if own.id in self._without and not own.is_returning]
+        return state.base, *state.files, *requests, is_queued, *left_out
 
 
 def _ids_of(state: State) -> set[str]:

@@ -17,7 +17,7 @@ from fedup.errors import RequestError
 from fedup.files import explained
 from fedup.run.journal import Event
 from fedup.run.lock import held, holder
-from fedup.run.state import Request, State, state_of
+from fedup.run.state import NEW_BASE, Request, State, state_of
 
 Kind = Literal["continue", "retrain"]
 FOLDER, LOCK = "training", "retrain.lock"
@@ -93,22 +93,33 @@ def came_since(before: State, now: State) -> tuple[Request, ...]:
 
 def put_in_place_unseen(folder: Path, state: State) -> Event | None:
     """The event of more rounds whose command was killed between that event and its end; None if there is none."""
-    event = next((event for event in reversed(state.events) if event.kind == "continued"), None)
-    if event is None or not (folder / FOLDER).is_dir():
-        return None
-    before = state_of(state.events[: event.seq - 1])
-    return event if checkpoint(folder, before, "continue").exists() else None
+    event = _more_rounds(state)
+    return event if event is not None and _checkpoint_behind(folder, state, event).exists() else None
+
+
+def _more_rounds(state: State) -> Event | None:
+    """The event of the rounds that led to the base, if it was trained on."""
+    event = next((event for event in reversed(state.events) if event.kind in NEW_BASE), None)
+    return event if event is not None and event.kind == "continued" and event.body["more_rounds"] else None
+
+
+def _checkpoint_behind(folder: Path, state: State, event: Event) -> Path:
+    """Where the rounds of that event lay."""
+    return checkpoint(folder, state_of(state.events[: event.seq - 1]), "continue")
 
 
 def sweep_training(folder: Path, state: State) -> None:
-    """Remove checkpoints that no training goes on from, unless one runs now."""
+    """Remove checkpoints that no training goes on from, unless one runs now. That of the rounds behind the base stays
+    after a kill: it tells the same command that they are in place."""
     place = folder / FOLDER
     if not place.is_dir() or training_holder(folder) is not None:
         return
-    wanted = purpose(state)[:_SHOWN]
+    wanted = set(checkpoints(folder, state))
+    if (event := _more_rounds(state)) is not None:
+        wanted.add(_checkpoint_behind(folder, state, event))
     with explained(f"remove leftovers in {place}"):
         for path in place.iterdir():
-            if path.name.startswith(".") or not path.stem.endswith(f"-{wanted}"):
+            if path not in wanted:
                 path.unlink(missing_ok=True)
     with suppress(OSError):
         place.rmdir()  # if it is empty
