@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedup import Federation, MomentConfig, collect, fingerprint
+from fedup import Federation, Forget, MomentConfig, collect, fingerprint
 from fedup.errors import CutError, DataError
 from fedup.federation import Client
 from fedup.models.features import FEATURE_BATCH, FeatureReader
 from fedup.tasks.models import build_model
+from fedup.tasks.progress import ClientsShown
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -205,6 +206,10 @@ def test_collecting_moments_passes_each_row_through_the_model_once_though_a_fine
     assert store.config.step < usual.step, "premise: all were asked again"
     assert 400 <= before.seen["rows"] <= 400 + 8  # some are looked at to know the model
     assert store.total == collect(model, federation, statistics=store.config).total
+    shown = list[tuple[int, int]]()
+    contact = ClientsShown(federation, model, lambda _, done, of: shown.append((done, of)), "", moments=True)
+    collect(model, contact, statistics=usual, forget=[Forget.clients([2])])
+    assert len(shown) > 4 and shown == [(0, 4), *[(1, 3), (2, 3), (3, 3)] * (len(shown) // 3)]
 
 
 @pytest.mark.parametrize("first", [0, 10])

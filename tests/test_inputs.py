@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from fedup import Federation, Forget, collect, federate
+from fedup.cli._inputs import PreparedRows
 from fedup.errors import DataError, RequestError, SettingError
 
 NAMES = ("mercy", "st_john", "charité")
@@ -115,6 +116,31 @@ def test_data_that_cannot_be_used_are_named_before_anything_is_made():
             Federation.of(data, parts, **options)
     with pytest.raises(SettingError, match="targets is one of classes, labels, values"):
         Federation.of((x, y), owners, targets="numbers")
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "fits"),
+    [
+        ([0.9, 1.7], torch.int64, False),
+        ([0.0, 2.0], torch.int64, True),
+        ([np.nan, 1], torch.int64, False),
+        ([1, 300], torch.uint8, False),
+        ([1, 200], torch.uint8, True),
+        ([0, 2], torch.bool, False),
+        ([1j, 2], torch.float32, False),
+        ([1, 0.1], torch.bfloat16, True),  # floats may be rounded
+    ],
+)
+def test_rows_of_a_numpy_file_become_the_models_type_only_without_loss(tmp_path, rows, dtype, fits):
+    path = str(tmp_path / "rows.npy")
+    np.save(path, np.array(rows)[:, None])
+    reader = PreparedRows((1,), dtype)
+    if fits:
+        expected = torch.tensor(rows)[:, None].to(dtype)
+        assert torch.equal(reader.prepare(row for _, row in reader.read([path])), expected)
+    else:
+        with pytest.raises(DataError, match="some values would change"):
+            list(reader.read([path]))
 
 
 @pytest.mark.parametrize(

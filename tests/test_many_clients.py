@@ -4,6 +4,7 @@ import copy
 import random
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,16 @@ def test_purges_and_changes_leave_nothing_of_the_old_parts_on_disk(few, monkeypa
         assert store.parts[3].to_bytes() in content
         for part in old.values():
             assert not any(part.second.to(kind).numpy().tobytes() in content for kind in (torch.int32, torch.int64))
+
+
+def test_a_saved_file_is_closed_when_the_last_of_its_parts_is_replaced(few, tmp_path):
+    fedup.save_centroids(few.collect(), tmp_path / "store")
+    parts = fedup.load_centroids(tmp_path / "store").parts
+    file, other = weakref.ref(parts.place(0).file), parts.copy()
+    for client in parts:
+        assert file() is not None
+        parts[client] = parts[client]  # the copy gets its own, too
+    assert file() is None and all(torch.equal(parts[client].sums, other[client].sums) for client in parts)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 9])

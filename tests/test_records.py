@@ -1,6 +1,6 @@
 """Objects in columns are the same as in a list."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -42,6 +42,15 @@ def test_what_is_cut_off_is_gone_whatever_comes_after_it(first, length, then):
     for each in then:
         own.append(each)
     assert own == [*first[:length], *then]
+
+
+@given(st.lists(SENT, max_size=4), SENT, st.sampled_from([{"client": 2**64}, {"client": -1}, {"size": "many"}]))
+def test_an_object_that_does_not_fit_leaves_all_others_as_they_are(first, then, wrong):
+    own = records(first)
+    with pytest.raises((OverflowError, TypeError)):
+        own.append(replace(then, kind="c", **wrong))
+    own.append(then)
+    assert own == [*first, then]
 
 
 def test_no_object_is_beyond_the_end():

@@ -27,12 +27,21 @@ class Records(Sequence[T], Generic[T]):
             self.append(record)
 
     def append(self, record: T) -> None:
-        """Add an object at the end."""
+        """Add an object at the end; on an error nothing is added."""
+        length = len(self)
+        try:
+            self._append(record)
+        except BaseException:  # an interrupt, too: columns of unequal length would mix up all that comes after
+            self.cut(length)
+            raise
+
+    def _append(self, record: T) -> None:
         terms = tuple(getattr(record, own) for own in self._others)
         name, place = str(getattr(record, self._name)), self._terms.get(terms)
         if place is None:
-            place = self._terms[terms] = len(self._listed)
+            place = len(self._listed)
             self._listed.append(terms)
+            self._terms[terms] = place
         for own, column in self._numbers.items():
             column.append(getattr(record, own))
         if not _is_hash(name) and name:

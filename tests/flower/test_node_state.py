@@ -61,10 +61,27 @@ def test_rules_behind_a_link_name_their_folder_so_that_another_link_is_no_new_ac
         load_rules(real)
     real.chmod(0o600)
     tmp_path.chmod(0o777)
-    with pytest.raises(SettingError, match="put another file in their place"):
+    with pytest.raises(SettingError, match="put another file in the place"):
         load_rules(real)
     node = RuledNode(digits(), real)
     assert node.ask(RELEASE, **release_details(0.5)).status == "refused" and not (tmp_path / "account").exists()
+
+
+def test_rules_that_others_can_exchange_by_a_folder_or_link_above_count_as_none(tmp_path):
+    shared, own = tmp_path / "shared", tmp_path / "shared" / "own"
+    own.mkdir(parents=True)
+    rules = write_rules(own / "rules.toml", folder=str(tmp_path / "account"))
+    safe = write_rules(tmp_path / "safe.toml", folder=str(tmp_path / "account"))
+    (shared / "link.toml").symlink_to(safe)
+    (tmp_path / "first.toml").symlink_to("shared/link.toml")
+    paths = [rules, shared / "link.toml", tmp_path / "first.toml"]  # the last: a link to a link
+    shared.chmod(0o777)
+    for path in paths:
+        with pytest.raises(SettingError, match=f"chmod o-w {shared}"):
+            load_rules(path)
+    for mode in (0o1777, 0o755):  # in a sticky folder others cannot rename what is ours
+        shared.chmod(mode)
+        assert {load_rules(path).folder for path in paths} == {tmp_path / "account"}
 
 
 def test_a_node_can_insist_on_guarantees_for_persons(tmp_path):
@@ -78,6 +95,17 @@ def test_a_node_can_insist_on_guarantees_for_persons(tmp_path):
         answers[unit] = node.ask(RELEASE, **{**details, "how": {**details["how"], "unit": unit}})
     assert answers["subject"].status == "ok" and len(node.log()) == 3  # with the question that lacked weights
     assert answers["record"].status == "refused" and "persons" in answers["record"].reason
+
+
+def test_a_record_of_an_earlier_format_ends_exact_answers_and_says_what_to_do(tmp_path):
+    node = RuledNode(digits(), write_rules(tmp_path / "rules.toml", questions=["moments"]))
+    assert node.moments().status == "ok"
+    path = node.folder / "record.json"
+    path.write_text(path.read_text().replace('"format": 3', '"format": 2'))
+    before = path.read_bytes()
+    node.restart()
+    answer = node.moments()
+    assert answer.status == "failed" and "of format 2" in answer.reason and path.read_bytes() == before
 
 
 def test_the_same_rows_taken_for_classes_and_for_values_are_the_same_rows(tmp_path):

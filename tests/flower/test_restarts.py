@@ -53,6 +53,7 @@ def test_a_server_that_is_started_again_asks_only_for_what_is_missing(world, tmp
     assert len(kept_answers(tmp_path)) == 4  # the store is not on disk yet
     contact.settled()
     assert files(tmp_path) == []
+    assert not contact._cache._came and not contact._cache._names  # nor in memory, however many questions there were
     fresh = collect(world.model, world.contact(world.grid()), **how)
     sizes, expected = ({release.client: release.size_bytes for release in of.traffic.releases} for of in (store, fresh))
     assert sizes == expected  # those on disk, too

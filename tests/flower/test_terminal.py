@@ -42,10 +42,12 @@ def test_rows_as_the_nodes_prepare_them_are_answered_under_the_filter_in_force(s
     rows, before = world.test_x[:6].numpy(), contents(setting.path)
     np.save(tmp_path / "rows.npy", rows)
     np.savez(tmp_path / "rows.npz", x=rows)
+    (tmp_path / "misnamed.npz").write_bytes((tmp_path / "rows.npy").read_bytes())
     model = Session(setting.path).answering()[1]
     with torch.no_grad():
         expected = model(world.test_x[:6]).argmax(1).tolist()
-    for name, more in (("rows.npy", ()), ("rows.npz", ("--model", "tests.flower._grid:World.blank"))):
+    by_name = "--model", "tests.flower._grid:World.blank"
+    for name, more in (("rows.npy", ()), ("misnamed.npz", ()), ("rows.npz", by_name)):
         said = ok("predict", tmp_path / name, "--run", setting.path, "--json", *more).out.splitlines()
         assert [answer["class"] for answer in map(json.loads, said)] == expected and 3 not in expected
         assert {json.loads(answer)["filter"] for answer in said} == {setting.server().state.filter.id}

@@ -180,6 +180,8 @@ FIELDS += [("budgets", 0, 1, "epsilon"), ("budgets", 0, 1, "delta"), ("budgets",
 @given(st.sampled_from(PARTS + FIELDS), st.sampled_from([*ODD, "missing", "more", "twice"]))
 @example(("budgets",), "twice")  # two budgets of one client, of which the second would count
 @example(("charges", 0, "client"), "1")
+@example(("charges", 0, "client"), -1)
+@example(("charges", 0, "client"), 2**64)
 def test_a_ledger_that_was_edited_is_refused_or_charges_no_less(path, damage):
     plain = _told()
     before = Ledger.from_json(plain)

@@ -160,10 +160,11 @@ def ask_clients(
     with progress_bars(session.console) as show:
         started = time.perf_counter()
         federation = federation or session.federation
-        contact = ClientsShown(federation, model, show, "Collecting statistics", ledger=RunLedger(writer))
         if config is None:
-            moments = contact.targets != "classes" or suits_moments(model, contact, cut)
-            config = MomentConfig() if moments else CentroidConfig()
+            suits = federation.targets != "classes" or suits_moments(model, federation, cut)
+            config = MomentConfig() if suits else CentroidConfig()
+        moments, ledger = isinstance(config, MomentConfig), RunLedger(writer)
+        contact = ClientsShown(federation, model, show, "Collecting statistics", moments=moments, ledger=ledger)
         store = collect_cells(model, contact, config, cut, frozenset(), with_forgotten=False)
     return store, {"time_s": time.perf_counter() - started, "chosen": chosen, **session.facts}
 

@@ -132,9 +132,23 @@ class PreparedRows:
             raise DataError(f"{wanted}; found {path}.")
         try:
             loaded = np.load(path, allow_pickle=False)
-            return torch.as_tensor(loaded["x"] if path.endswith(".npz") else loaded).to(self.dtype)
+            rows = loaded if isinstance(loaded, np.ndarray) else loaded["x"]  # whatever the file's name says
+            given = torch.from_numpy(rows)
         except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
             raise DataError(f"{path} cannot be read ({error}). {wanted}.") from error
+        return self._converted(given, path)
+
+    def _converted(self, given: torch.Tensor, path: str) -> torch.Tensor:
+        """Rows of the model's type; raises if that changes more than the rounding of floats."""
+        if self.dtype.is_floating_point and torch.can_cast(given.dtype, self.dtype):
+            return given.to(self.dtype)
+        converted = given.to(self.dtype) if not given.is_complex() else None
+        if converted is None or not np.array_equal(converted.numpy().astype(given.numpy().dtype), given.numpy()):
+            raise DataError(
+                f"{path} holds rows of type {given.dtype}, and the model of this folder takes {self.dtype}: some "
+                "values would change. Save the rows as the app prepares them."
+            )
+        return converted
 
 
 def read_table(inputs: Tables, path: Path, name: str) -> Named:

@@ -70,16 +70,20 @@ def collect(
         raise SettingError(f"collect() takes a model and a federation, or a contact; found {found}.")
     if ledger is not None and not isinstance(federation, Federation):
         raise SettingError("A contact has a ledger of its own: pass ledger= where the contact is made.")
+    tries_moments = statistics == "moments" or isinstance(statistics, MomentConfig)
+    if statistics == "auto" and privacy is None:
+        tries_moments = federation.targets != "classes" or suits_moments(model, federation, cut)
     if isinstance(federation, Federation):
         if privacy is None:  # else the model sees no row before the charge
             check_outputs(model, federation.x, federation.y, federation.num_classes)
-        federation = InProcess(federation, model, one_reader=True, make_reader=RememberingReader, ledger=ledger)
+        make_reader = RememberingReader if tries_moments else None  # a better grid reads all rows again
+        federation = InProcess(federation, model, one_reader=True, make_reader=make_reader, ledger=ledger)
     if statistics == "auto":
         fits = federation.targets != "classes"  # no others do
-        if privacy is None and not fits and suits_moments(model, federation, cut):
+        if tries_moments and not fits:
             with suppress(CutError):  # several vectors of a row enter the last layer, which only its rows show
                 return collect_cells(model, federation, MomentConfig(), cut, requests, with_forgotten=False)
-        statistics = "moments" if privacy is None and fits else "centroids"
+        statistics = "moments" if tries_moments and fits else "centroids"
     if statistics == "moments" or isinstance(statistics, MomentConfig):
         if privacy is not None:
             raise SettingError("Moments are exact and under no guarantee yet: with privacy= collect centroids.")

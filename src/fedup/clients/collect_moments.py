@@ -14,6 +14,7 @@ from fedup.clients.labels import LabelsQuestion
 from fedup.clients.moments import ClientMoments, MomentsQuestion
 from fedup.clients.protocol import Contact
 from fedup.errors import CutError, DataError
+from fedup.federation import Federation
 from fedup.filters.closed_form import Scores, last_layer
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint
@@ -77,7 +78,7 @@ def collect_moments(
     return store
 
 
-def suits_moments(model: nn.Module, contact: Contact, cut: str | None) -> bool:
+def suits_moments(model: nn.Module, contact: Contact | Federation, cut: str | None) -> bool:
     """Whether a closed form could be served at this cut, so that moments are of use."""
     try:
         _check_head(model, contact, find_cut(model, cut))
@@ -86,7 +87,7 @@ def suits_moments(model: nn.Module, contact: Contact, cut: str | None) -> bool:
     return True
 
 
-def _check_head(model: nn.Module, contact: Contact, cut: str) -> Scores:
+def _check_head(model: nn.Module, contact: Contact | Federation, cut: str) -> Scores:
     head = last_layer(model, cut, contact.targets)  # raises where a closed form could not be served
     if len(head.weight) != contact.num_classes:
         raise CutError(

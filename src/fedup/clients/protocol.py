@@ -1,5 +1,6 @@
 """How a server reaches clients after training: in process, or over a real federation."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -90,6 +91,11 @@ def ask_those_there(
         if client in bound and client not in answers and client not in contact.absent:
             raise contact.failure(client)
     return answers
+
+
+def price_of(question: Question[Any]) -> float:
+    """What a question costs a client, as μ²; infinitely much without a guarantee."""
+    return question.dp.mu**2 if isinstance(question, PrivateQuestion) else math.inf
 
 
 def check_budgets(ledger: Ledger, questions: Mapping[int, Question[Any]]) -> None:

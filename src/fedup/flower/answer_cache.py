@@ -69,7 +69,7 @@ class AnswerCache:
 
     def has_come(self, node: int, ask: Ask) -> bool:
         """Whether it came to this server, not to one that was killed."""
-        return (topic := _topic(ask)) is not None and node in self._came[topic]
+        return (topic := _topic(ask)) is not None and node in self._came.get(topic, ())
 
     def name(self, asks: Mapping[int, Ask]) -> tuple[Callable[[int], str], set[int]]:
         """How the release of a node is named, which stays the same until `settle`, also after a restart; and the nodes
@@ -77,7 +77,7 @@ class AnswerCache:
         before, are_new = set[int](), False
         for node, ask in asks.items():
             if ask.is_release and (topic := _topic(ask)) is not None:
-                if node in self._names[topic]:
+                if node in self._names.get(topic, ()):
                     before.add(node)
                 else:
                     self._names[topic][node], are_new = secrets.token_bytes(16), True
@@ -86,7 +86,7 @@ class AnswerCache:
 
         def name_of(node: int) -> str:
             topic = _topic(asks[node]) if asks[node].is_release else None
-            return "" if topic is None else self._names[topic].get(node, b"").hex()
+            return "" if topic is None else self._names.get(topic, {}).get(node, b"").hex()
 
         return name_of, before
 
@@ -94,15 +94,18 @@ class AnswerCache:
         """Forget the name of an unusable answer: the next question is for another release. (Written by `sync`: a server
         killed before gets the same unusable answer again.)"""
         if (topic := _topic(ask)) is not None:
-            self._names_changed |= self._names[topic].pop(node, None) is not None
+            self._names_changed |= self._names.get(topic, {}).pop(node, None) is not None
 
     def settle(self, *, only_collection: bool = False) -> None:
         """Delete all answers: their results are stored, and the same question is a new one. Names of releases that did
         not come stay: these can still be had for nothing."""
         prefix = _COLLECTION if only_collection else ""
         for topic in [topic for topic in self._came if topic[0].startswith(prefix)]:
+            names = self._names.get(topic, {})
             for node in self._came.pop(topic):
-                self._names[topic].pop(node, None)
+                names.pop(node, None)
+        for topic in [topic for topic, names in self._names.items() if not names]:
+            del self._names[topic]
         for own, log in self._logs.items():
             if own.startswith(prefix):
                 log.remove()

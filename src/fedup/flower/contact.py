@@ -1,7 +1,6 @@
 """The server's side: questions over a Flower Grid, and what is done with the answers."""
 
 import logging
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,8 +16,8 @@ from fedup.clients.labels import WhoQuestion
 from fedup.clients.messages import TARGETS
 from fedup.clients.model_facts import ModelFacts
 from fedup.clients.profiles import Profiles
-from fedup.clients.protocol import check_budgets
-from fedup.clients.question import PrivateQuestion, Question
+from fedup.clients.protocol import check_budgets, price_of
+from fedup.clients.question import Question
 from fedup.errors import ContactError, DataError, RequestError, SettingError
 from fedup.files import explained
 from fedup.flower.accounts import Accounts
@@ -32,6 +31,7 @@ from fedup.request import Forget, check_known
 
 A = TypeVar("A")
 _LOG = logging.getLogger(__name__)
+_SPENT = "by its own account it has spent more than came here, and its budget"
 
 
 class _InMemory(NamedTuple):
@@ -279,22 +279,28 @@ class GridContact(ReachedNodes):
             return {}
         if not asks.keys() <= self._accounts.clients.keys():  # budgets belong to clients: first learn who the nodes are
             self._greet()
-        questions, spent = {}, dict[int, str]()
-        for client in self.clients:
-            node = self._accounts.nodes[client]
-            question = asks[node].question if node in asks else None
-            price = question.dp.mu**2 if isinstance(question, PrivateQuestion) else math.inf
-            said = self.ledger.uncovered(client)  # by its own word, beyond what came
-            paid = node in asked_before and said >= price * (1 - 1e-9)
-            if question is not None and not paid:
-                questions[client] = question
-                if self.ledger.affords(client, price - said) and not self.ledger.affords(client, price):
-                    spent[node] = "by its own account it has spent more than came here, and its budget"
-        spent = {node: why for node, why in spent.items() if node not in bound}
+        questions, nodes = self._unpaid(asks, asked_before), self._accounts.nodes
+        few = [nodes[client] for client, own in questions.items() if self._is_spent_by_its_word(client, own)]
+        spent = {node: _SPENT for node in few if node not in bound}
         if len(spent) > self._intake.most_excused(len(asks)):  # then it is rather this server that knows too little
             spent = {}
-        check_budgets(self.ledger, {c: own for c, own in questions.items() if self._accounts.nodes[c] not in spent})
+        check_budgets(self.ledger, {c: own for c, own in questions.items() if nodes[c] not in spent})
         return spent
+
+    def _unpaid(self, asks: Mapping[int, Ask], asked_before: Collection[int]) -> dict[int, Question[Any]]:
+        """The questions, by client, but for releases that were made before, charged, and did not come."""
+        nodes, uncovered = self._accounts.nodes, self.ledger.uncovered
+        asked = [(client, asks[nodes[client]].question) for client in self.clients if nodes[client] in asks]
+        return {
+            client: own
+            for client, own in asked
+            if own and not (nodes[client] in asked_before and uncovered(client) >= price_of(own) * (1 - 1e-9))
+        }
+
+    def _is_spent_by_its_word(self, client: int, question: Question[Any]) -> bool:
+        """Whether only what the client says, beyond what came, makes the question too dear."""
+        price, affords = price_of(question), self.ledger.affords
+        return affords(client, price - self.ledger.uncovered(client)) and not affords(client, price)
 
     def _arrived_together(self, arrivals: Sequence[Arrival]) -> None:
         """Count and charge answers before any of them is looked at: with a run folder in one event."""

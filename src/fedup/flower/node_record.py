@@ -33,11 +33,16 @@ WITHHELD = (
     "this node's rules withhold the answer: too few rows, alone or together with answers before, or rows it does not "
     "hold; its own log says which"
 )
-_KIND, _FORMAT = "groups of rows", 2
+_KIND, _FORMAT = "groups of rows", 3  # 2: rows with several targets had other keys
 _RECORD, _GROUPS, _LOG_FILE = "record.json", "groups.safetensors", "answers.jsonl"
 _OLDER = (
     "A part of this node's state was deleted, or is older than the rest: nothing is answered until its operator puts "
     "the newest copy of the whole folder back."
+)
+_OTHER_FORMAT = (
+    "This node's record is of format {}, and this fedup names rows as in format {}: rows of earlier answers would look "
+    "new. Nothing is answered until its operator runs the fedup that wrote the record again, or moves the whole folder "
+    "of its state away. A new record knows nothing of earlier answers, and the new account of none of its charges."
 )
 _A_WHILE_S = 60.0
 MOST_VIEWS = 5  # of one model: a collection tries up to four grids
@@ -72,12 +77,16 @@ class NodeRecord:
             raise StateError(_OLDER)
         try:
             plain = json.loads(path.read_text(encoding="utf-8")) if path.exists() else _new()
+            if plain["format"] != _FORMAT:
+                raise StateError(_OTHER_FORMAT.format(plain["format"], _FORMAT))
             self._views, self._salt = list(plain["views"]), bytes.fromhex(plain["salt"])
             self._answers, self._refusals = plain["answers"], plain["refusals"]
             self._charges, self._divisions = plain["charges"], plain["divisions"]
             counts = self._answers, self._refusals, self._charges, self._divisions
-            if plain["format"] != _FORMAT or any(type(n) is not int or n < 0 for n in counts):
-                raise ValueError("it is of another format")
+            if any(type(n) is not int or n < 0 for n in counts):
+                raise ValueError("a count is no number")
+        except StateError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtifactError("This node's record cannot be read: nothing is answered until it can.") from error
 

@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -157,7 +157,7 @@ def load_rules(path: Path) -> Rules:
     try:
         with path.open("rb") as file:
             mode, content = os.fstat(file.fileno()).st_mode, file.read()
-        around = path.resolve().parent.stat().st_mode
+        why_replaceable = next((why for entry in _entries(path) if (why := _replaceable(entry))), "")
         plain = tomllib.loads(content.decode())
     except (OSError, ValueError) as error:
         raise SettingError(
@@ -167,11 +167,8 @@ def load_rules(path: Path) -> Rules:
         raise SettingError(
             f"Everybody can write to the rules {path}: anybody could open this node. Run chmod o-w {path}."
         )
-    if around & stat.S_IWOTH and not around & stat.S_ISVTX:
-        raise SettingError(
-            f"Everybody can write to the folder of the rules {path}, and put another file in their place. Run "
-            f"chmod o-w {path.resolve().parent}."
-        )
+    if why_replaceable:
+        raise SettingError(f"Others can put another file in the place of the rules {path}. {why_replaceable}")
     if plain.pop("format", None) != FORMAT:
         raise SettingError(f"{path} is not of format {FORMAT}. Write a new file with `fedup node-rules`.")
     if plain.get("open") is True:
@@ -183,6 +180,33 @@ def load_rules(path: Path) -> Rules:
         return Rules(**_settings(plain, path), label=label)
     except SettingError as error:
         raise SettingError(f"The rules {path} do not hold: {error}") from error
+
+
+def _entries(path: Path) -> Iterator[Path]:
+    """The file, all folders above it, and all links on the way with where they lead."""
+    waiting, seen = [path.absolute()], set[Path]()
+    while waiting:
+        leaf = waiting.pop()
+        for entry in {leaf, *leaf.parents} - seen:
+            seen.add(entry)
+            yield entry
+            if entry.is_symlink():
+                waiting.append(entry.parent / entry.readlink())
+
+
+def _replaceable(entry: Path) -> str:
+    """Why users other than root and this one can put another in its place; "" if they cannot."""
+    folder, trusted = entry.parent.stat(), {0, os.geteuid()}
+    if not folder.st_mode & stat.S_IWOTH:
+        return ""
+    if not folder.st_mode & stat.S_ISVTX:
+        return f"Everybody can write to the folder {entry.parent}. Run chmod o-w {entry.parent}."
+    if {folder.st_uid, entry.lstat().st_uid} <= trusted:  # in a sticky folder only they may rename it
+        return ""
+    return (
+        f"Everybody can write to the folder {entry.parent}, and it or {entry} belongs to another user, who can "
+        "exchange the file. Put the rules into a folder of your own."
+    )
 
 
 def _settings(plain: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -45,6 +45,8 @@ class Charge:
     covered: float = 0.0  # part of its μ² that a correction charged before it came
 
     def __post_init__(self) -> None:
+        if not 0 <= self.client < 2**64:
+            raise ValueError(f"a charge of client {self.client}")
         if not 0 <= self.mu < math.inf or not 0 <= self.covered < math.inf:
             raise ValueError(f"a charge of {self.mu}, of which {self.covered} is covered")
         if type(self.replayable) is not bool or type(self.correction) is not bool:

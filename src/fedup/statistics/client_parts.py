@@ -3,9 +3,11 @@
 import hashlib
 import os
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
 from threading import Lock
@@ -121,7 +123,8 @@ class ClientParts(MutableMapping[int, ClientPart]):
     def __init__(self, width: int, folder: Path | None = None) -> None:
         self._width, self._folder = width, folder
         self._packed: dict[int, bytes] = {}  # places: as objects those of very many clients would take much memory
-        self._files: list[PartsFile] = []
+        self._files: dict[int, PartsFile] = {}  # those with parts: one without is closed with its last user
+        self._parts_in: Counter[int] = Counter()  # how many parts lie in each
         self._own: PartsFile | None = None
         self._sharers: WeakSet[ClientParts] = WeakSet([self])
 
@@ -167,7 +170,7 @@ class ClientParts(MutableMapping[int, ClientPart]):
             raise
         before = [self.place(client) for client in written if client in self]
         for client, place in written.items():
-            self._packed.pop(client, None)
+            self._forget_place(client)
             if place is not None:
                 self.put_place(client, place)
         for place in before:
@@ -184,9 +187,20 @@ class ClientParts(MutableMapping[int, ClientPart]):
 
     def put_place(self, client: int, place: Place) -> None:
         """Note where a part lies that is written already."""
-        if place.file not in self._files:  # there are few: saved ones, and this one's own
-            self._files.append(place.file)
-        self._packed[client] = _PLACE.pack(self._files.index(place.file), *place[1:])
+        self._forget_place(client)
+        number = next((number for number, file in self._files.items() if file is place.file), None)  # of few
+        if number is None:
+            number = next(number for number in count() if number not in self._files)
+            self._files[number] = place.file
+        self._packed[client] = _PLACE.pack(number, *place[1:])
+        self._parts_in[number] += 1
+
+    def _forget_place(self, client: int) -> None:
+        if (packed := self._packed.pop(client, None)) is not None:
+            number = _PLACE.unpack(packed)[0]
+            self._parts_in[number] -= 1
+            if not self._parts_in[number]:
+                del self._files[number]
 
     @property
     def nbytes(self) -> int:
@@ -196,7 +210,8 @@ class ClientParts(MutableMapping[int, ClientPart]):
     def copy(self) -> "ClientParts":
         """Another one with the same parts; changes to one never show in the other."""
         other = ClientParts(self._width, self._folder)
-        other._packed, other._files, other._sharers = dict(self._packed), list(self._files), self._sharers
+        other._packed, other._files, other._sharers = dict(self._packed), dict(self._files), self._sharers
+        other._parts_in = self._parts_in.copy()
         self._sharers.add(other)
         return other
 

@@ -1,6 +1,6 @@
 """Work that reports its progress."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from torch import nn
@@ -32,18 +32,33 @@ class RoundsShown(Observer):
 
 
 class ClientsShown(InProcess):
-    """Clients in this process; counts their answers."""
+    """Clients in this process; counts their answers. `moments`: they may be asked for the same rows again, so their
+    features are kept."""
 
     def __init__(
-        self, federation: Federation, model: nn.Module, show: Progress, what: str, *, ledger: Ledger | None = None
+        self,
+        federation: Federation,
+        model: nn.Module,
+        show: Progress,
+        what: str,
+        *,
+        moments: bool,
+        ledger: Ledger | None = None,
     ) -> None:
-        super().__init__(federation, model, one_reader=True, make_reader=RememberingReader, ledger=ledger)
-        self._show, self._what, self._answered = show, what, 0
-        show(what, 0, len(self.clients))
+        make_reader = RememberingReader if moments else None
+        super().__init__(federation, model, one_reader=True, make_reader=make_reader, ledger=ledger)
+        self._show, self._what, self._answered, self._all = show, what, 0, len(self.clients)
+        show(what, 0, self._all)
+
+    def ask_everyone(
+        self, question: Question[A], *, instead: Mapping[int, Question[A]] | None = None, but: Collection[int] = ()
+    ) -> Iterator[tuple[int, A]]:
+        self._answered, self._all = 0, len(set(self.clients) - set(but))  # asked again for moments on a better grid
+        return super().ask_everyone(question, instead=instead, but=but)
 
     def _answer(self, client: int, question: Question[A]) -> A:
         answer = super()._answer(client, question)
         if isinstance(question, CentroidsQuestion | PrivateCentroidsQuestion | MomentsQuestion):
-            self._answered = self._answered % len(self.clients) + 1  # all are asked again for moments on a better grid
-            self._show(self._what, self._answered, len(self.clients))
+            self._answered += 1
+            self._show(self._what, self._answered, self._all)
         return answer
