@@ -75,6 +75,8 @@ class LocalGrid(Grid):
             self.sent.append((node, message))
             self._queued[name] = node, message
             ids.append(name)
+        if not ids:
+            raise ValueError("`messages_list` must not be empty")  # as Flower's own grid
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -89,7 +91,7 @@ class LocalGrid(Grid):
         return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        ids, found = list(self.push_messages(messages)), []
+        ids, found = list(self.push_messages(sent)) if (sent := list(messages)) else [], []
         while any(name in self._queued for name in ids):
             found += self.pull_messages(ids)
         return found

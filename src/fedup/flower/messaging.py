@@ -255,6 +255,8 @@ class Messenger:
         nodes: dict[str, int],
     ) -> None:
         """Send these questions, some with weights; notes the node of each message."""
+        if not asks:  # Flower refuses to send nothing
+            return
         heavy = {node for node, ask in asks if node in weights_to and ask.needs_model}
         contents: dict[tuple[int, bool], RecordDict] = {}  # nodes with the same content share one object
         for node, ask in asks:
