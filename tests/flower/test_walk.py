@@ -186,7 +186,7 @@ def test_every_command_of_the_walk_ends_as_the_page_says(hospitals):
             continue
         if "flwr stop" in step:
             asked = Run(hospitals.run).read().requests
-            if not isinstance(hospitals, InOneProcess):  # two more trainings of a deployment take many minutes
+            if not isinstance(hospitals, InOneProcess):  # the two trainings after it are not shown on a deployment yet
                 break
         said = hospitals.type(step.removeprefix("$ "))
         serving = "serve=" in step or (serving and "flwr stop" not in step)
