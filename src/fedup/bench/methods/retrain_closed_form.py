@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fedup.bench.cost import Cost
 from fedup.bench.methods import AnswersAll
 from fedup.bench.task import Task, Unlearned
+from fedup.bench.training_cache import trained
 from fedup.clients.collect import collect
 from fedup.filters.bottleneck import FilterConfig
 from fedup.models.cut import find_cut
@@ -22,15 +23,14 @@ class Method(AnswersAll):
     filter's gain over Retrain is that."""
 
     def unlearn(self, task: Task) -> Unlearned:
-        """A model that never saw what is forgotten, with scores in closed form."""
-        cost, rounds = Cost(), task.recipe.rounds
-        retained = task.retained
-        model = task.train(task.start, retained, rounds=rounds, cost=cost, what="Retrain")
+        """Retrain's own model, with scores in closed form. Costs are what comes on top of Retrain's."""
+        cost, retained = Cost(), task.retained
+        model = trained(task.start, retained, task.recipe, progress=task.progress, what="Retrain")
         cut = find_cut(model, task.recipe.cut)
         with cost.stage("fit"):
             store = collect(model, retained, statistics=MomentConfig(), cut=cut)
             assert isinstance(store, MomentStore)
             fitted = fit_closed_form(plug(model, cut), store, Forget())
         served = Served(fitted, frozenset([task.request]), FilterConfig(filter="closed_form"), fingerprint(model), cut)
-        did = f"{rounds} rounds from the first weights, on what is retained; then scores in closed form"
+        did = "Retrain's model with scores in closed form; its costs are those beyond Retrain's"
         return Unlearned(filtered_view(model, served), cost, about={"did": did})
