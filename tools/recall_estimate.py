@@ -2,17 +2,19 @@
 
     python tools/recall_estimate.py 100 digits:lenet5 mnist:lenet5:4000 cifar10:lenet5:4000
 
-For each data set (data, model, training rows): requests for half of ten clients and half of the classes, each answered
+On a GPU if there is one. For each data set (data, model, training rows): requests for half of ten clients and half of the classes, each answered
 from moments alone, on all seeds. The table in docs/closed_form.md is the output of this command.
 """
 
 import sys
+from dataclasses import replace
 
 import torch
 
 import fedup
 from fedup.tasks.evaluation import accuracy_per_class
 from fedup.tasks.recipe import Recipe
+from fedup.training.fedavg import Runtime
 
 ALLOWED, ASKED_FROM = 5.0, 2.0  # points of loss: more is refused; from here on clients are asked, if they can be
 COLUMNS = (
@@ -29,9 +31,11 @@ COLUMNS = (
 def losses(data, model, rows, seed):
     """For each class and request: the loss of recall that is expected, and that on test rows, in points."""
     recipe = Recipe.suited_to(data, model=model, rows=rows, seed=seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = recipe.load()
-    federation = recipe.federation(loaded)
-    trained = recipe.train(recipe.blank_model(loaded.x.shape[1:], loaded.num_classes), federation).model
+    loaded = replace(loaded, **{name: getattr(loaded, name).to(device) for name in ("x", "y", "test_x", "test_y")})
+    federation, start = recipe.federation(loaded), recipe.blank_model(loaded.x.shape[1:], loaded.num_classes)
+    trained = recipe.train(start.to(device), federation, runtime=Runtime(device=device)).model
     store = fedup.collect(trained, federation, statistics=fedup.MomentConfig(by_class="always"))
     before = accuracy_per_class(trained, loaded.test_x, loaded.test_y, loaded.num_classes)
     requests = [fedup.Forget.clients([client]) for client in federation.ids[::2]]

@@ -10,17 +10,20 @@ from fedup.bench.cost import Cost
 from fedup.bench.methods import AnswersAll
 from fedup.bench.settings import borrowed, later, lent
 from fedup.bench.task import Task, Unlearned
-from fedup.clients.collect import collect_cells
+from fedup.clients.collect import collect, collect_cells
 from fedup.clients.in_process import InProcess
-from fedup.errors import SettingError
+from fedup.errors import DataError, SettingError
 from fedup.filters.bottleneck import DEFAULT_RANK, FilterConfig
 from fedup.filters.closed_form import ClosedForm
 from fedup.filters.presets import PresetName, preset
 from fedup.privacy.guarantee import DP
-from fedup.serving.plugged import PluggedModel, plug
+from fedup.request import Forget
+from fedup.serving.plugged import PluggedModel, filtered_view, plug
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.integer_moments import MomentConfig
+from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import Centroids
+from fedup.unlearning.closed_form_fit import fit_closed_form
 from fedup.unlearning.plan import Terms
 from fedup.unlearning.report import Report
 from fedup.unlearning.unlearn import unlearn
@@ -54,15 +57,22 @@ class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
     rank: int = later(DEFAULT_RANK)
     epsilon: float = later(0.0)  # none
     clip: str = later("unit")  # or a number
+    second_wave: bool = later(False)  # behind an eraser all clients send moments anew, and the closed form is of these
 
     def __post_init__(self) -> None:
         self.config(0)  # checks the settings of the filter
         if self.filter == "closed_form" and (self.epsilon or self.sigma):
             raise SettingError("The closed form is made from exact moments: leave epsilon and sigma out.")
+        if self.second_wave and self.filter != "closed_form":
+            raise SettingError("second_wave is of the closed form: set filter = 'closed_form'.")
         if self.epsilon and (self.sigma or self.paper_accounting):
             raise SettingError("epsilon is a guarantee with its own noise: leave sigma and paper_accounting out.")
         self.statistics(0)  # those of the centroids, or of the guarantee
         preset(self.preset)  # and the name
+
+    def supports(self, request: Forget) -> bool:
+        """Any request; a second wave is for samples, which get an eraser."""
+        return not self.second_wave or bool(request.sample_ids)
 
     def config(self, seed: int) -> FilterConfig:
         """The settings of the filter; the default rank counts as not chosen."""
@@ -104,6 +114,8 @@ class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
         for stage, seconds in report.time_s.items():
             cost.time_s[stage] = cost.time_s.get(stage, 0.0) + seconds
         cost.count(bytes_up=report.bytes_up, bytes_down=report.bytes_down, clients=report.clients_contacted)
+        if self.second_wave:
+            self._solve_behind_eraser(task, plugged, cost)
         cost.storage_bytes += plugged.served.size_bytes if plugged.served else 0
         about = {
             "did": self._did(report, plugged),
@@ -112,6 +124,19 @@ class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
             "privacy": _privacy_of(centroids),
         }
         return Unlearned(plugged, cost, restore=lambda: _unplugged(plugged), about=about)
+
+    def _solve_behind_eraser(self, task: Task, plugged: PluggedModel, cost: Cost) -> None:
+        """A closed form from what retained features are once they have passed the eraser."""
+        served = plugged.served
+        if served is None or served.erasure is None:
+            raise DataError("No eraser was made, so that there is nothing to send moments behind.")
+        with cost.stage("second wave"):
+            erased = filtered_view(task.model, replace(served, filter=None))
+            store = collect(erased, task.retained, statistics=MomentConfig(), cut=served.cut)
+            if not isinstance(store, MomentStore):
+                raise TypeError("Moments were asked for.")
+            plugged.serve(replace(served, filter=fit_closed_form(plugged, store, Forget())))
+        cost.count(bytes_up=store.traffic.bytes_up, bytes_down=store.traffic.bytes_down, clients=store.bytes_up)
 
     def _did(self, report: Report, plugged: PluggedModel) -> str:
         """One line for people."""
