@@ -121,6 +121,7 @@ class Method(AnswersAll, _Borrowed):  # type: ignore[misc]
             "did": self._did(report, plugged),
             "erasure": report.erasure,
             "notes": report.notes,
+            "expected_loss": _expected_loss(report, task.request),
             "privacy": _privacy_of(centroids),
         }
         return Unlearned(plugged, cost, restore=lambda: _unplugged(plugged), about=about)
@@ -175,6 +176,12 @@ def _privacy_of(centroids: Centroids) -> dict[str, Any]:
         "paper_epsilon": statistics.fmean(counted.values()) if counted else None,
         "largest_upload": max(centroids.bytes_up.values()),
     }
+
+
+def _expected_loss(report: Report, request: Forget) -> dict[str, float]:
+    """Points of recall that each retained class is expected to lose; for samples clients count."""
+    kept = {} if request.sample_ids else report.class_recall
+    return {str(label): recall.loss for label, recall in kept.items() if label not in request.class_ids}
 
 
 def _unplugged(plugged: PluggedModel) -> nn.Module:
