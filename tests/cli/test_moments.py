@@ -48,3 +48,12 @@ def test_settings_that_do_not_fit_moments_are_refused_and_change_nothing(run):
     for same in ((), ("--statistics", "moments")):
         assert "already" in ok("collect", "--run", run, *same).out
     assert contents(run) == before
+
+
+def test_a_filter_that_keeps_every_class_the_model_answers_is_no_mismatch(tmp_path):
+    folder = str(tmp_path / "run")  # after so few rounds the model answers one class, of which few rows stay
+    ok("train", "--run", folder, "--rows", "400", "--clients", "4", "--rounds", "1")
+    ok("collect", "--run", folder)
+    ok("unlearn", "--run", folder, "--client", "2", "--force")
+    checked = ok("verify", "--run", folder, "--json").json
+    assert checked["ok"]

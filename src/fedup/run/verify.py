@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedup.errors import FedUPError, MissingRunError, NoArchitectureError
+from fedup.filters.closed_form import ClosedForm
 from fedup.models.cut import logits_of
 from fedup.models.views import fingerprint
 from fedup.privacy.guarantee import DP
@@ -20,7 +21,7 @@ from fedup.run.ledger import describe_ledger
 from fedup.run.serving import load_base, load_plugged, load_store
 from fedup.run.state import State
 from fedup.run.store import hash_of
-from fedup.serving.plugged import PluggedModel
+from fedup.serving.plugged import PluggedModel, Served
 from fedup.statistics.store import Centroids
 from fedup.unlearning.bottleneck_fit import names_cell
 
@@ -188,11 +189,18 @@ def _is_absent(store: Centroids, client: int, label: int | None) -> bool:
     return label is not None and ((client, label) in store.purged or store.cell((client, label)) is None)
 
 
+def _keeps_all(served: Served | None, answers: Tensor) -> bool:
+    """Whether a closed form keeps all these classes as they were: such rows pass it unchanged."""
+    fitted = served.filter if served is not None else None
+    return isinstance(fitted, ClosedForm) and fitted.keeps and bool(fitted.kept[answers].all())
+
+
 @torch.no_grad()
 def _check_restore(run: Run, state: State, blank: _Blank, probe: _Probe) -> str:
     original, plugged = load_base(run, state, blank(state)), load_plugged(run, state, blank(state))
     inputs = probe(state)  # after the model: a folder whose model is unknown here has no known shape, either
     expected, filtered = logits_of(original(inputs)), logits_of(plugged(inputs))
+    kept = _keeps_all(plugged.served, expected.argmax(1))
     with plugged.restored():
         restored = logits_of(plugged(inputs))
     unplugged = logits_of(plugged.unplug()(inputs))
@@ -200,6 +208,10 @@ def _check_restore(run: Run, state: State, blank: _Blank, probe: _Probe) -> str:
         raise FedUPError("Restored, the model does not answer as the original does.")
     if torch.equal(filtered, expected) and all(request.forget.names_rows_only for request in state.active):
         return f"bit-identical on {len(inputs)} inputs; so is the filter, which takes nothing of the samples away"
+    if torch.equal(filtered, expected) and kept:
+        return (
+            f"bit-identical on {len(inputs)} inputs; so is the filter: it keeps every class that they are answered with"
+        )
     if torch.equal(filtered, expected):
         raise FedUPError("With the filter the model answers as without it.")
     return f"bit-identical on {len(inputs)} inputs; with the filter the answers differ"

@@ -7,8 +7,8 @@ from fedup.bench.metrics import Column
 
 _ABOUT = "The loss of each retained class's recall, as a server expects it where nobody counts, less that on test rows"
 COLUMNS = (
-    Column("recall_error", "recall, misjudged", f"{_ABOUT}: median size.", "accuracy", "lower", "points", order=27),
-    Column("recall_error_most", "recall, most", f"{_ABOUT}: the largest.", "accuracy", "lower", "points", order=28),
+    Column("recall_error", "recall, misjudged", f"{_ABOUT}: median size.", "accuracy", "lower", "points", order=48),
+    Column("recall_error_most", "recall, most", f"{_ABOUT}: the largest.", "accuracy", "lower", "points", order=49),
 )
 
 
