@@ -3,7 +3,7 @@
     python tools/recall_estimate.py 100 digits:lenet5 mnist:lenet5:4000 cifar10:lenet5:4000
 
 On a GPU if there is one. For each data set (data, model, training rows): requests for half of ten clients and half of
-the classes, each answered from moments alone, on all seeds. The table in docs/closed_form.md is the output of this command.
+the classes, each answered from moments alone, on all seeds. The table in docs/closed_form.md is what this prints.
 """
 
 import sys

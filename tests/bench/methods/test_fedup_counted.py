@@ -1,4 +1,4 @@
-"""The benchmark's row of FedUP as it is shipped: what a user of the library gets, and by force only where it refuses."""
+"""The benchmark's row of FedUP as it is shipped: what a user of the library gets, by force only where it refuses."""
 
 import pytest
 import torch
