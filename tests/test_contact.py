@@ -11,6 +11,7 @@ from torch import nn
 from fedup import Federation, Forget, collect, iid, plug, unlearn
 from fedup.clients import in_process
 from fedup.clients.all_questions import QUESTIONS
+from fedup.clients.biases import BiasesQuestion
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.delta import DeltaQuestion
 from fedup.clients.eraser_questions import (
@@ -228,6 +229,7 @@ EVERY_QUESTION = [
     PrivateEraserQuestion("2", PRIVATE, GROUPS),
     DeltaQuestion("5", GROUPS),
     TallyQuestion(None, None, RowsToCount(GROUPS.requests, GROUPS.forget_set, {"r": {2: 1.0}}, False)),
+    BiasesQuestion(None, RowsToCount({}, GROUPS.forget_set), ((0.0, 0.5, -1.0), (0.0, 0.0, 0.25)), trained_on=False),
     MomentsQuestion("5", MomentConfig(8.0, 0.5, 2, "never"), frozenset([2, 1]), frozenset([0]), frozenset([9, 4])),
     MomentChangeQuestion("5", MomentConfig(), frozenset([1]), frozenset([3]), frozenset([3, 4]), frozenset([2])),
 ]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedup import Federation, Forget, SubjectKey, iid
+from fedup.clients.biases import BiasesQuestion
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.eraser_questions import (
     PrivateEraserQuestion,
@@ -30,7 +31,7 @@ from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.kmeans import centroid_count
-from fedup.statistics.tally import MOST_ROWS, RowsToCount
+from fedup.statistics.tally import MOST_CLASS_ROWS, MOST_ROWS, RowsToCount
 
 CLASSES = 3
 ODD = [None, True, -1, 0, 1, 7, 1.5, math.nan, math.inf, 2**31, 10**400, "a", "1", [], {}, [[]], ["a"], {"x": {}}]
@@ -107,6 +108,12 @@ def _hits_within_rows(question, answer) -> None:
             assert one.before + one.after - one.both <= one.rows + 1e-6
 
 
+def _hits_by_bias(question, answer) -> None:
+    for label, (rows, *hits) in [*answer.retained.items(), *answer.held_out.items()]:
+        assert type(label) is int and 0 <= label < CLASSES and 0 < rows <= MOST_CLASS_ROWS
+        assert len(hits) == 1 + len(question.biases) and all(0 <= own <= rows for own in hits)
+
+
 def _classes_of_samples(question, answer) -> None:
     assert answer.keys() == question.samples and all(0 <= label < CLASSES for label in answer.values())
 
@@ -149,6 +156,7 @@ QUESTIONS = {
         MomentChangeQuestion("4", MomentConfig(), frozenset([0, 1, 2]), frozenset(), SETTING.samples),
         _moments_of_rows,
     ),
+    "biases": (BiasesQuestion(None, RowsToCount({}, REQUEST), ((0.0, 0.0, 0.0), (0.0, 9.0, 0.0))), _hits_by_bias),
     "tally": (TallyQuestion(None, None, RowsToCount(GROUPS.requests, GROUPS.forget_set)), _hits_within_rows),
 }
 

@@ -11,6 +11,7 @@ from tests.flower._grid import World, be_inside_a_run
 from torch import nn
 
 from fedup import Forget, fingerprint
+from fedup.clients.biases import BiasesQuestion
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.in_process import InProcess
@@ -125,5 +126,6 @@ def exact_details(world: World) -> dict[str, dict]:
         MomentsQuestion("head", MomentConfig()),
         MomentChangeQuestion("head", MomentConfig(), frozenset([1]), frozenset(), frozenset([sample])),
         TallyQuestion(None, None, RowsToCount(groups.requests, groups.forget_set)),
+        BiasesQuestion(None, RowsToCount({}, groups.forget_set), ((0.0,) * 10,)),
     )
     return {question.kind: question.to_message()[0] for question in questions}

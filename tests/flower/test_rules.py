@@ -29,6 +29,7 @@ from tests.flower._rules import (
 
 from fedup import Forget, collect
 from fedup.clients.all_questions import QUESTIONS
+from fedup.clients.biases import BiasesQuestion
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
 from fedup.clients.labels import WhoQuestion
@@ -368,6 +369,7 @@ def exact_questions() -> list:
         SpreadsQuestion({"conv2": "each"}, groups, weights_for(groups)),
         SecondMomentsQuestion("conv2", "each", (0,), RowGroups(groups.requests, Forget.clients([CLIENT]))),
         TallyQuestion(None, None, counted),
+        BiasesQuestion(None, RowsToCount({}, groups.forget_set), ((0.0,) * 10, (*(0.0,) * 9, 5.0))),
         TallyQuestion(None, None, replace(counted, carried={"s": {0: 1.0}}, classes=False)),
     ]
 

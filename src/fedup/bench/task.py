@@ -114,7 +114,7 @@ class Task:
         centroids, seconds = self._collected[key]
         cost.ahead_time_s += seconds
         cost.ahead_bytes_up += centroids.size_bytes
-        cost.storage_bytes += centroids.size_bytes
+        cost.storage_bytes += centroids.stored_bytes
         return copy.deepcopy(centroids)
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fedup.clients.biases import BiasesQuestion
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.delta import DeltaQuestion
 from fedup.clients.eraser_questions import (
@@ -19,7 +20,8 @@ from fedup.clients.tally import TallyQuestion
 
 _EXACT = WhoQuestion, LabelsQuestion, CentroidsQuestion, SketchesQuestion, SpreadsQuestion, SecondMomentsQuestion
 _MOMENTS = MomentsQuestion, MomentChangeQuestion
+_COUNTS = TallyQuestion, BiasesQuestion
 _PRIVATE = PrivateCentroidsQuestion, PrivateEraserQuestion
 QUESTIONS: dict[str, type[Question[Any]]] = {
-    kind.kind: kind for kind in (*_EXACT, SubjectsQuestion, TallyQuestion, DeltaQuestion, *_MOMENTS, *_PRIVATE)
+    kind.kind: kind for kind in (*_EXACT, SubjectsQuestion, *_COUNTS, DeltaQuestion, *_MOMENTS, *_PRIVATE)
 }

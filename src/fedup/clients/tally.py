@@ -35,18 +35,14 @@ class TallyQuestion(ExactQuestion[Tally]):
         details: dict[str, Any] = {"question": self.rows.to_json()}
         arrays: dict[str, Tensor] = {}
         for name, served in (("before", self.before), ("after", self.after)):
-            tensors, header = parts_of(_summed(served)) if served is not None else ({}, None)
-            details[name] = None if header is None else _without_names(header)
-            arrays |= {f"{name}/{part}": tensor for part, tensor in tensors.items()}
+            details[name], parts = filter_to_message(name, served)
+            arrays |= parts
         return details, arrays
 
     @classmethod
     def from_message(cls, details: Details, arrays: Arrays) -> Self:
-        filters: dict[str, Served | None] = {}
-        for name in ("before", "after"):
-            parts = {key.removeprefix(f"{name}/"): part for key, part in arrays.items() if key.startswith(f"{name}/")}
-            filters[name] = None if details[name] is None else served_from(parts, details[name])
-        return cls(filters["before"], filters["after"], RowsToCount.from_json(details["question"]))
+        before, after = (filter_from(name, details[name], arrays) for name in ("before", "after"))
+        return cls(before, after, RowsToCount.from_json(details["question"]))
 
     def check_model(self, base: str) -> None:
         if any(served is not None and served.base != base for served in (self.before, self.after)):
@@ -74,6 +70,20 @@ class TallyQuestion(ExactQuestion[Tally]):
         retained, held_out = (_counts(details.get(part), classes, most=MOST_CLASS_ROWS) for part in _BY_CLASS)
         forgotten, unseen = ({name: _counts(of, classes, most=MOST_ROWS) for name, of in own} for own in by_request)
         return Tally(retained, held_out, forgotten, unseen)
+
+
+def filter_to_message(name: str, served: Served | None) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
+    """A filter without the clients and samples that it was made for, as a part of a question."""
+    if served is None:
+        return None, {}
+    tensors, header = parts_of(_summed(served))
+    return _without_names(header), {f"{name}/{part}": tensor for part, tensor in tensors.items()}
+
+
+def filter_from(name: str, header: Any, arrays: Arrays) -> Served | None:
+    """The inverse of `filter_to_message`."""
+    parts = {key.removeprefix(f"{name}/"): part for key, part in arrays.items() if key.startswith(f"{name}/")}
+    return None if header is None else served_from(parts, header)
 
 
 def _enough(counts: Mapping[int, Paired], least: int) -> dict[int, Paired]:

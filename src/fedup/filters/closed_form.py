@@ -91,17 +91,17 @@ def spread_matched(
 
     Ridge scores lie between 0 and 1: their softmax would be nearly flat. The order of classes stays.
     """
-    held = retained.counts > 0
-    shares = retained.counts[held] / retained.counts[held].sum()
-    wanted, own = (_spread(each.of(retained.means[held])[:, held], shares) for each in (head, scores))
-    factor = sharpness * float(wanted / own) if int(held.sum()) > 1 and float(own) > 0 and float(wanted) > 0 else 1.0
+    wanted, own = (spread_on_means(each, retained) for each in (head, scores))
+    factor = sharpness * wanted / own if own > 0 and wanted > 0 else 1.0
     return Scores(scores.weight * factor, scores.bias * factor)
 
 
-def _spread(scores: Tensor, shares: Tensor) -> Tensor:
-    """Root mean square of scores around the mean score of each row: one number."""
-    centred = scores - scores.mean(1, keepdim=True)
-    return (shares @ centred.square().mean(1)).sqrt()
+def spread_on_means(scores: Scores, retained: RetainedStatistics) -> float:
+    """Root mean square of the scores of class means around the mean score of each."""
+    held = retained.counts > 0
+    shares, given = retained.counts[held] / retained.counts[held].sum(), scores.of(retained.means[held])[:, held]
+    centred = given - given.mean(1, keepdim=True)
+    return float((shares @ centred.square().mean(1)).sqrt())
 
 
 def blended(scores: Scores, original: Scores, share: float) -> Scores:

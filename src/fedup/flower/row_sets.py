@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedup.clients.biases import BiasesQuestion
 from fedup.clients.centroids import CentroidsQuestion
 from fedup.clients.delta import DeltaQuestion
 from fedup.clients.eraser_questions import SecondMomentsQuestion, SketchesQuestion, SpreadsQuestion
@@ -88,6 +89,13 @@ def _(question: SecondMomentsQuestion, data: ClientData) -> Iterator[Tensor]:
     rows = second_moment_rows(data, question.groups, granularity=question.over)
     if rows is not None:
         yield rows
+
+
+@row_sets.register
+def _(question: BiasesQuestion, data: ClientData) -> Iterator[Tensor]:
+    least = min(data.least_rows, MOST_CLASS_ROWS)
+    for rows in question.counted(data):
+        yield from (group for group in _groups(rows, data) if len(group) >= least)
 
 
 @row_sets.register

@@ -26,7 +26,7 @@ QUESTION_GROUPS: Mapping[str, frozenset[str]] = {
     "moments": frozenset({"integer moments", "integer moment changes"}),
     "centroids": frozenset({"summarize"}),
     "eraser": frozenset({"sketch", "spreads", "moments"}),
-    "tallies": frozenset({"tally"}),
+    "tallies": frozenset({"tally", "biases"}),
     "labels": frozenset({"labels"}),
     "delta": frozenset({"delta"}),  # weights fitted to named rows: derived from them
     "subjects": frozenset({"subjects"}),  # which rows are a person's: for whoever knows the person's tag

@@ -112,6 +112,11 @@ class Centroids:
         """Bytes of the clients' messages together, as serialised."""
         return sum(self.bytes_up.values())
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that the server keeps of them."""
+        return self.size_bytes
+
     def to(self, device: torch.device | str) -> Self:
         """An independent copy with its arrays on a device.
 

@@ -75,8 +75,7 @@ def rows_counted(data: ClientData, counted: RowsToCount) -> Iterator[tuple[bool,
         yield from ((True, named_rows(client, apart, part, y)[1]) for part in (client.train, held_out))
         yield from ((True, _request_rows(data, request)) for request in counted.requests.values())
         return
-    for part in (client.train, held_out) if counted.classes else ():
-        yield True, _class_rows(named_rows(client, counted.forget_set, part, y)[1], y)
+    yield from ((True, rows) for rows in counted_by_class(data, counted) if counted.classes)
     for name, request in counted.requests.items():
         if request.class_ids and not request.client_ids and not request.sample_ids:
             yield True, _some(named_rows(client, request, held_out, y)[0], MOST_ROWS)
@@ -89,18 +88,24 @@ def rows_counted(data: ClientData, counted: RowsToCount) -> Iterator[tuple[bool,
             yield True, _alike(held_out, rows, y)
 
 
+def counted_by_class(data: ClientData, counted: RowsToCount) -> tuple[Tensor, Tensor]:
+    """Some retained rows of each class: those that the client trained on, and those that it did not."""
+    data = data.without(counted.finished)
+    y, client = data.y, data.client
+    parts = client.train, torch.cat([client.validation, client.heldout])
+    kept = [named_rows(client, counted.forget_set, part, y)[1] if counted.classes else part[:0] for part in parts]
+    return _class_rows(kept[0], y), _class_rows(kept[1], y)
+
+
 @torch.no_grad()
 def tally(data: ClientData, counted: RowsToCount, *, original: nn.Module, before: nn.Module, after: nn.Module) -> Tally:
     """A client's counts of hits before and after a request."""
     if kind_of(data.y) != "classes":
         return _target_tally(data, counted, original=original, before=before, after=after)
+    classes = [_count(original, after, data.x, data.y, rows) for rows in counted_by_class(data, counted)]
     data = data.without(counted.finished)
     x, y, client = data.x, data.y, data.client
     held_out = torch.cat([client.validation, client.heldout])
-    classes: list[dict[int, Paired]] = []
-    for part in (client.train, held_out):
-        kept = named_rows(client, counted.forget_set, part, y)[1] if counted.classes else part[:0]
-        classes.append(_count(original, after, x, y, _class_rows(kept, y)))
     forgotten: dict[str, Counts] = {}
     unseen: dict[str, Counts] = {}
     for name, request in counted.requests.items():

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 
@@ -69,7 +70,7 @@ def recall_from_tallies(tallies: Collection[Tally], targets: Targets, outputs: i
     Of a label it is the mean over rows with it and rows without it, so that a rare one counts as much; of a value R².
     """
     training, held_out = (_added(getattr(tally, part) for tally in tallies) for part in ("retained", "held_out"))
-    chosen = training | {label: counts for label, counts in held_out.items() if counts.rows >= _ENOUGH_HELD_OUT}
+    chosen = training | {label: counts for label, counts in held_out.items() if enough_held_out(counts.rows)}
     recalls = {
         label: Recall(counts.before / counts.rows, counts.after / counts.rows, round(counts.rows))
         for label, counts in sorted(chosen.items())
@@ -82,6 +83,11 @@ def recall_from_tallies(tallies: Collection[Tally], targets: Targets, outputs: i
         label: Recall((yes.before + no.before) / 2, (yes.after + no.after) / 2, yes.rows)
         for label, (yes, no) in balanced.items()
     }
+
+
+def enough_held_out(rows: Any) -> Any:
+    """Whether so many held-out rows of a class, or each of several, say what its recall is."""
+    return rows >= _ENOUGH_HELD_OUT
 
 
 def _added(tallied: Iterable[Counts]) -> dict[int, Paired]:

@@ -1,5 +1,7 @@
 """The closed-form filter of a set of requests, and the recall to expect under it."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -17,15 +19,19 @@ from fedup.filters.closed_form import (
     last_layer,
     ridge_scores,
     spread_matched,
+    spread_on_means,
 )
 from fedup.request import Forget
 from fedup.rng import generator
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.moment_store import MomentStore
 from fedup.targets import Targets
+from fedup.unlearning.class_biases import CountLosses, solved_biases
 from fedup.unlearning.class_recall import LEAST_CLASS_ROWS, Recall
 
 _DRAWN = 2048  # rows drawn of each class, to estimate its recall
+BALANCED = 6  # the widening for ridge scores moved by biases
+BALANCED_WORDS = "its scores are moved until clients count no such loss"
 _BLENDS = {3: 0.5, 4: 0.25, 5: 0.0}  # by widening: the share of the closed form in a blend with the original's scores
 
 
@@ -82,13 +88,14 @@ def fit_closed_form(
     *,
     discriminant: bool = False,
     share: float = 1.0,
+    biases: Tensor | None = None,
     retained: RetainedStatistics | None = None,
 ) -> ClosedForm:
     """A filter that gives scores fitted to what is retained: the same for a set of requests in any order.
 
     Ridge scores, or discriminants where those would cost a class too much; a `share` of them, and the original's scores
-    for the rest. A class of which clients have too few rows to report is answered where the original does; other
-    classes without rows are never answered.
+    for the rest. `biases` are added to the scores. A class of which clients have too few rows to report is answered
+    where the original does; other classes without rows are never answered.
     """
     retained = retained_statistics(store, forget_set) if retained is None else retained
     head, absent = last_layer(plugged.base, plugged.cut), retained.counts == 0
@@ -97,8 +104,28 @@ def fit_closed_form(
     scores = discriminant_scores(retained) if discriminant else ridge_scores(retained)
     sharpness = DISCRIMINANT_SHARPNESS if discriminant else SHARPNESS
     scores = blended(spread_matched(scores, head, retained, sharpness=sharpness), head, share)
+    if biases is not None:
+        scores = replace(scores, bias=scores.bias + biases)
     made = closed_form_filter(scores, head, store.config.bound, absent, kept)
     return made.to(next(plugged.base.parameters()).device)
+
+
+def balancing_biases(
+    plugged: PluggedModel, ridge: ClosedForm, retained: RetainedStatistics, count: CountLosses, *, rounds: int
+) -> Tensor:
+    """Biases for ridge scores under which clients count no loss of a class, as far as they are found; 0 for classes
+    that are kept as they were, or are absent."""
+    scores = served_scores(ridge, last_layer(plugged.base, plugged.cut))
+    spread, free = spread_on_means(scores, retained), retained.counts > 0
+    if ridge.keeps:
+        free = free & ~(ridge.kept.cpu() > 0)
+    biases = solved_biases(
+        lambda tried: count([torch.where(free, bias, 0.0) for bias in tried]),
+        spread=spread,
+        num_classes=len(retained.counts),
+        rounds=rounds,
+    )
+    return torch.where(free, biases, 0.0)
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from fedup.statistics.store import Centroids
 from fedup.targets import MEASURE, OUTPUT
 from fedup.unlearning.bottleneck_fit import cells_in_use
 from fedup.unlearning.class_recall import Recall, check_classes_left, check_recall, lost_classes
+from fedup.unlearning.closed_form_fit import BALANCED, BALANCED_WORDS
 from fedup.unlearning.eraser_builder import EraserBuilder
 from fedup.unlearning.few_rows import shows_rows
 from fedup.unlearning.fits import fit_of
@@ -188,11 +189,15 @@ class Execution:
         for with_eraser, widening in [*trials, *((trials[-1][0], times) for times in wider)]:
             if widening > 1 and min(candidate.loss for candidate in candidates) <= _CLOSE * allowed:
                 break
+            count = self._measurement.losses_with if self._measurement.has_counted else None
+            if widening == BALANCED and count is None:
+                continue
             trial, self._report.centroids_used = unfitted if with_eraser else replace(unfitted, erasure=None), 0
             with self._report.stage("fit"):
                 if widening:
-                    trial = self._fit.fitted(self._report, trial, forget_set, widening)
-            candidates.append(self._candidate(trial, forget_set, new))
+                    trial = self._fit.fitted(self._report, trial, forget_set, widening, count)
+            words = BALANCED_WORDS if widening == BALANCED else None
+            candidates.append(replace(self._candidate(trial, forget_set, new), words=words))
             if candidates[-1].loss <= allowed / 2:
                 break
         if trials[0][1] and not plan.force:

@@ -1,10 +1,13 @@
 """The two ways to a filter at the cut: a bottleneck fitted to centroids, or a closed form from moments."""
 
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from fedup.filters.closed_form import ClosedForm, RetainedStatistics
 from fedup.models.cut import flat_tail
@@ -16,6 +19,8 @@ from fedup.statistics.moment_store import MomentStore
 from fedup.unlearning.bottleneck_fit import cells_in_use
 from fedup.unlearning.class_recall import Recall, recall_at_cut
 from fedup.unlearning.closed_form_fit import (
+    BALANCED,
+    balancing_biases,
     blend_share,
     blends,
     expected_recall,
@@ -28,7 +33,9 @@ from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
 from fedup.unlearning.target_fit import TargetFit
 
+_ROUNDS, _FEWER_ROUNDS = 8, 3  # of counting, to move scores: in one process, and where each message takes seconds
 _BROKEN = 0.5  # share of the median recall: a class below it is broken
+CountServed = Callable[[Served, Sequence[Tensor]], Tensor]  # losses of classes under a filter, with each of some biases
 Trial = tuple[bool, int]  # with an eraser, and the widening of the bottleneck (0: none; closed forms: see there)
 
 
@@ -47,8 +54,10 @@ class Fit(Protocol):
     def gentler(self, forget_set: Forget) -> dict[int, str]:
         """The widenings to try in turn while all before cost a class too much, each with what it is in words."""
 
-    def fitted(self, report: Report, without: Served, forget_set: Forget, widening: int) -> Served:
-        """The served filter with one at the cut."""
+    def fitted(
+        self, report: Report, without: Served, forget_set: Forget, widening: int, count: CountServed | None = None
+    ) -> Served:
+        """The served filter with one at the cut; some need what clients `count` under others."""
 
     def recall(self, candidate: Served, forget_set: Forget) -> dict[int, Recall]:
         """By class, the recall to expect on what is retained."""
@@ -82,7 +91,9 @@ class BottleneckFit:
     def gentler(self, forget_set: Forget) -> dict[int, str]:
         return {}
 
-    def fitted(self, report: Report, without: Served, forget_set: Forget, widening: int) -> Served:
+    def fitted(
+        self, report: Report, without: Served, forget_set: Forget, widening: int, count: CountServed | None = None
+    ) -> Served:
         return fit_gently(self.plan, report, without, forget_set, widening=widening)
 
     def recall(self, candidate: Served, forget_set: Forget) -> dict[int, Recall]:
@@ -106,8 +117,8 @@ class BottleneckFit:
 
 @dataclass(frozen=True)
 class ClosedFormFit:
-    """Closed forms from moments: widening 1 is for ridge scores, 2 for discriminants, those from 3 on for ridge scores
-    blended with the original's."""
+    """Closed forms from moments: widening 1 is for ridge scores, 2 for discriminants, BALANCED for ridge scores that
+    are moved, those between for ridge scores blended with the original's."""
 
     plan: RequestPlan
     store: MomentStore
@@ -119,11 +130,11 @@ class ClosedFormFit:
         """Closed forms cost nothing, so they are tried before an eraser alone."""
         if not self.plan.config.wants_bottleneck:
             return [(erased, 0)]
-        trials = [(erased, 1), (erased, 2)]
+        trials = [(erased, 1), (erased, 2), (erased, BALANCED)]
         if erased and not self.plan.config.requires_eraser:
             trials.append((True, 0))
             if forget_set.reason != "poison" and not self.plan.force:
-                trials += [(False, 1), (False, 2)]
+                trials += [(False, 1), (False, 2), (False, BALANCED)]
         return trials
 
     def wider(self) -> list[int]:
@@ -132,7 +143,9 @@ class ClosedFormFit:
     def gentler(self, forget_set: Forget) -> dict[int, str]:
         return blends(forget_set)
 
-    def fitted(self, report: Report, without: Served, forget_set: Forget, widening: int) -> Served:
+    def fitted(
+        self, report: Report, without: Served, forget_set: Forget, widening: int, count: CountServed | None = None
+    ) -> Served:
         plugged, store, retained = self.plan.plugged, self.store, self._statistics(forget_set)
         if kept := kept_classes(store, forget_set, retained):
             listed, end = (
@@ -141,14 +154,13 @@ class ClosedFormFit:
             )
             why = "have yet to answer, or have too few rows" if store.clients_out else "have too few rows"
             report.note(f"Clients {why} of class {listed} to report: {end}.")
-        fitted = fit_closed_form(
-            plugged,
-            store,
-            forget_set,
-            discriminant=widening == 2,
-            share=blend_share(widening),
-            retained=retained,
-        )
+        fit = partial(fit_closed_form, plugged, store, forget_set, retained=retained)
+        fitted = fit(discriminant=widening == 2, share=blend_share(widening))
+        if widening == BALANCED and count is not None:
+            losses = partial(count, replace(without, filter=fitted))
+            near = self.plan.contact is not None and self.plan.contact.measures_by_default
+            biases = balancing_biases(plugged, fitted, retained, losses, rounds=_ROUNDS if near else _FEWER_ROUNDS)
+            fitted = fit(biases=biases)
         return replace(without, filter=fitted)
 
     def _statistics(self, forget_set: Forget) -> RetainedStatistics:

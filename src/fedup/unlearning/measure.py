@@ -1,18 +1,22 @@
 """Filters measured by the clients: the recall of every class, and a verdict on each request."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
+import torch
+from torch import Tensor
+
+from fedup.clients.biases import BiasesQuestion, Hits
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import HarmError
 from fedup.filters.eraser import PlacedEraser
 from fedup.request import Forget, union
 from fedup.serving.plugged import Served
 from fedup.statistics.tally import RowsToCount, Tally
-from fedup.unlearning.class_recall import Recall, recall_from_tallies
+from fedup.unlearning.class_recall import Recall, enough_held_out, recall_from_tallies
 from fedup.unlearning.fits import Fit
-from fedup.unlearning.outvoted import Outvoted, rows_reported_to, weighed, without_single_words
+from fedup.unlearning.outvoted import Outvoted, rows_reported_to, share_heard, weighed, without_single_words
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
 from fedup.unlearning.target_fit import TargetFit
@@ -36,6 +40,8 @@ class Measurement:
         self.counted: Counted | None = None  # of the last candidate
         self.outvoted: Outvoted | None = None  # the counts of the last candidate's classes, None if nobody counted
         self.trusted: PlacedEraser | None = None  # one that was checked before
+        self._few_held_out = True  # of a class: then biases are judged by training rows, too
+        self.has_counted = False  # whether clients counted the answers of the last candidate
 
     def applies(self, new: Collection[Forget]) -> bool:
         """Whether clients count answers for these new requests."""
@@ -48,7 +54,7 @@ class Measurement:
 
     def recall(self, candidate: Served, forget_set: Forget, new: frozenset[Forget]) -> dict[int, Recall]:
         """By class, on retained rows: by clients if they count or an eraser sits at another cut, else on centroids."""
-        plan, self.outvoted = self._plan, None
+        plan, self.outvoted, self.has_counted = self._plan, None, False
         behind = any(cut != plan.plugged.cut for cut, _ in candidate.placed)  # an eraser that centroids do not see
         behind |= candidate.erasure is not None and not self._fit.sees_erasers
         behind &= candidate.erasure is None or candidate.erasure is not self.trusted
@@ -86,12 +92,46 @@ class Measurement:
 
     def _counted_recall(self, candidate: Served, requests: frozenset[Forget]) -> dict[int, Recall]:
         store, tallies = self._plan.centroids, self._tallies(candidate, requests)
+        self.has_counted = bool(tallies)
         if store.targets == "classes":
             may_go = union(candidate.requests).class_ids
             reported, allowed = partial(rows_reported_to, store), self._plan.terms.max_class_loss
             self.outvoted = without_single_words(weighed(tallies, reported), reported, allowed, may_go)
             tallies = self.outvoted.tallies
         return recall_from_tallies(list(tallies.values()), store.targets, store.num_classes)
+
+    def losses_with(self, served: Served, biases: Sequence[Tensor]) -> Tensor:
+        """The points of recall that each class loses under a filter with each of these biases, as clients count it; NaN
+        for a class of which nobody counts a row. (V, K)
+
+        Training rows are counted as long as too few held-out rows were.
+        """
+        store, forget_set = self._plan.centroids, union(served.requests)
+        contact = self._plan.contact
+        assert contact is not None  # `applies` or `_may_count` said so
+        rows = RowsToCount({}, store.left_out(served.requests), {}, True, (), finished=store.finished.class_ids)
+        vectors = tuple(tuple(bias.tolist()) for bias in biases)
+        clients = self._who_counts([], forget_set, classes=True)
+        questions = {client: BiasesQuestion(served, rows.to(client), vectors, self._few_held_out) for client in clients}
+        counted = dict(contact.ask(questions, optional=clients))
+        training, held_out = (
+            self._summed({client: getattr(hits, part) for client, hits in counted.items()}, 2 + len(biases))
+            for part in ("retained", "held_out")
+        )
+        enough = enough_held_out(held_out[:, :1])
+        self._few_held_out = not bool((enough | (training[:, :1] == 0)).all())
+        sums = torch.where(enough, held_out, training)  # (K, 2 + V): rows, hits of the original, and with each
+        return (100 * (sums[:, 1:2] - sums[:, 2:]) / sums[:, :1]).T
+
+    def _summed(self, hits: Mapping[int, Hits], width: int) -> Tensor:
+        """Counts by class of all clients; nobody's weigh more in a class than the rows of it that it reported."""
+        sums = torch.zeros(self._plan.centroids.num_classes, width, dtype=torch.float64)
+        for client, by_class in hits.items():
+            for label, counts in by_class.items():
+                sums[label] += share_heard(
+                    counts[0], rows_reported_to(self._plan.centroids, client, label)
+                ) * torch.tensor(counts)
+        return sums
 
     def _outputs_in_use(self, forget_set: Forget) -> set[int]:
         """The classes that retained clients hold; with other targets all outputs."""

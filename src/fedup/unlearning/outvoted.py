@@ -30,7 +30,7 @@ def weighed(tallies: Tallies, reported_rows: ReportedRows) -> dict[int, Tally]:
     def limited(client: int, counts: Counts) -> Counts:
         reported = {label: reported_rows(client, label) for label in counts}
         return {
-            label: paired if (rows := reported[label]) is None else _at_most(paired, max(rows, _UNREPORTED))
+            label: Paired(*(share_heard(paired.rows, reported[label]) * number for number in astuple(paired)))
             for label, paired in counts.items()
         }
 
@@ -40,9 +40,9 @@ def weighed(tallies: Tallies, reported_rows: ReportedRows) -> dict[int, Tally]:
     }
 
 
-def _at_most(paired: Paired, rows: int) -> Paired:
-    share = min(1.0, rows / paired.rows)
-    return paired if share == 1 else Paired(*(share * number for number in astuple(paired)))
+def share_heard(counted: float, reported: int | None) -> float:
+    """The share of a client's counts of a class that weighs, so that it is no more than the rows that it reported."""
+    return 1.0 if reported is None else min(1.0, max(reported, _UNREPORTED) / counted)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,9 @@ class TargetFit:
     def gentler(self, forget_set: Forget) -> dict[int, str]:
         return blends(forget_set)
 
-    def fitted(self, report: Report, without: Served, forget_set: Forget, widening: int) -> Served:
+    def fitted(
+        self, report: Report, without: Served, forget_set: Forget, widening: int, count: object = None
+    ) -> Served:
         retained = self.statistics(forget_set)
         for label in kept_labels(self.store, forget_set, retained) if self.store.targets == "labels" else ():
             report.note(f"Clients have too few rows with label {label} to report: it is kept as it was.")
