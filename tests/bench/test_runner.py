@@ -320,5 +320,5 @@ def test_the_result_of_fedup_says_where_samples_were_erased(read, results, kind,
     cell = read(text.replace("rows = 60", "rows = 200")).cells()[1]  # fewer rows have no eraser
     run([cell], results)
     about = results.load(cell)["about"]
-    assert set(about) == {"did", "erasure", "notes", "privacy"}
+    assert set(about) == {"did", "erasure", "expected_loss", "notes", "privacy"}
     assert bool(about["erasure"]) is erased
