@@ -97,7 +97,7 @@ class Unreachable:
     """Clients that must not be asked."""
 
     traffic = Traffic()
-    measures_by_default = False
+    near = False
 
     def __init__(self, store=None):
         if store is not None:  # what they spent is known at the server

@@ -31,7 +31,7 @@ class Silent(InProcess):
 
 
 def test_every_way_to_ask_of_a_contact_is_guarded():
-    known = {"clients", "num_classes", "ledger", "check", "measures_by_default", "traffic", "settled", "silent"} | {
+    known = {"clients", "num_classes", "ledger", "check", "near", "traffic", "settled", "silent"} | {
         "vectors_folder",
         "absent",
         "failure",

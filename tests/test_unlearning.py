@@ -180,20 +180,21 @@ def test_remapped_labels_are_random_retained_classes_whatever_other_requests_the
 
 
 @pytest.mark.parametrize("config", [CONFIG, REMAP], ids=["drop", "remap"])
-def test_client_and_class_requests_contact_nobody_and_send_nothing(config):
+def test_client_and_class_requests_contact_nobody_and_send_nothing_where_nobody_counts(config):
+    asked = {"clients": Unreachable(), "terms": Terms(measure=False)}
     for before in ([], ["samples of many cells"], ["class", "sample"]):
         plugged, store = plug(SETTING.base), SETTING.store()
         for name in before:
             unlearn(plugged, store, SETTING.requests[name], clients=SETTING.federation, config=config)
         for request in (Forget.clients([2]), Forget.classes([3])):
             content, requests = state_of(store), plugged.requests
-            report = unlearn(plugged, store, request, clients=Unreachable(), config=config)
+            report = unlearn(plugged, store, request, config=config, **asked)
             assert (report.clients_contacted, report.bytes_up, report.bytes_down) == ([], 0, 0)
             assert state_of(store) == content
             assert report.requests == plugged.requests == requests | {request}
             assert set(report.time_s) - {"erase"} == {"check", "contact", "fit", "swap"}
             assert report.total_time_s == pytest.approx(sum(report.time_s.values()))
-        restore(plugged, store, Forget.clients([2]), clients=Unreachable())
+        restore(plugged, store, Forget.clients([2]), **asked)
         assert plugged.served.config == config  # later answers keep the settings
 
 
@@ -219,7 +220,7 @@ def test_sealed_originals_are_put_back_without_contact():
     unlearn(plugged, store, SETTING.requests["sample"], **SEALED)
     unlearn(plugged, store, SETTING.requests["client"])
     assert set(store.sealed) == {(1, 0)}
-    restore(plugged, store, SETTING.requests["sample"], clients=Unreachable())
+    restore(plugged, store, SETTING.requests["sample"], clients=Unreachable(), terms=Terms(measure=False))
     assert torch.equal(store.vectors, SETTING.collected.vectors)
     assert (store.sealed, store.excluded) == ({}, {})
 

@@ -279,7 +279,7 @@ def test_what_is_not_measured_is_not_withheld_and_says_why():
     plugged, store = plug(MARKED.base), MARKED.store()
     report = unlearn(plugged, store, MARKED.requests["first"], **(OPTIONS | {"terms": Terms(100.0, measure=False)}))
     (verdict,) = report.verdicts.values()
-    assert verdict.finding == "not measured" and "Terms(measure=True)" in verdict.words
+    assert verdict.finding == "not measured" and "Terms(measure=False)" in verdict.words
     options = OPTIONS | {"config": KINDS["both at two cuts"], "terms": Terms(100.0, measure=False)}
     report = unlearn(plug(MARKED.base), MARKED.store(), MARKED.requests["client"], **options)
     assert report.clients_counting == [1, 2]  # retained rows, behind an eraser; nobody counts those of client 0

@@ -144,13 +144,15 @@ def test_no_centroid_of_forgotten_samples_stays_in_use(world, least_rows):
 
 
 def test_each_node_is_asked_once_for_what_a_request_needs_in_one_wave_for_all(world):
-    """A client or class request asks nobody; samples ask their holders, and all what they are compared with."""
+    """A client or class request asks nobody for statistics; samples ask their holders, and all what they are compared
+    with; all count."""
     grid = world.grid()
     contact = world.contact(grid)
     store, plugged = collect(world.model, contact), plug(world.model)
-    before, pushes, push = len(grid.sent), [], grid.push_messages
+    pushes, push = [], grid.push_messages
+    grid.sent.clear()
     unlearn(plug(world.model), store, Forget.clients([1]) | Forget.classes([3]), clients=contact, config=AUTO)
-    assert len(grid.sent) == before
+    assert {ask.kind for _, ask in grid.asked()} == {"tally"}
     grid.sent.clear()
     grid.push_messages = lambda messages: pushes.append(len(messages)) or push(messages)
     report = unlearn(plugged, store, world.samples(c0=30, c1=30, c3=30), clients=contact, config=BOTH)

@@ -8,7 +8,7 @@ _FOR_PYTHON_CALLERS = (
     (r"pass clients=\w+; on the command line, (have the data set here)", r"\1"),
     (r"([Pp])ass clients=\w+ \(on the command line, have the data set here\)", r"\1ut the data set on this machine"),
     (r" \(clients=…\)", ""),
-    (r" \(terms=Terms\(measure=True\) asks the clients\)", ""),
+    (r" \(terms=Terms\(measure=False\)\)", ""),
     (r"\b(?:terms=Terms|runtime=Runtime)\(([^)]*)\)", r"\1"),
     (r"\ballow_delta=True, (?=--allow-delta)", ""),
     (r"as in plug\(model, cut='([\w.]+)'\)", r"as in --cut \1"),

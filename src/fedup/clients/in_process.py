@@ -30,7 +30,7 @@ class InProcess:
     that lives for one call. `make_reader` may read features from a cache.
     """
 
-    measures_by_default = True
+    near = True
 
     def __init__(
         self,

@@ -44,8 +44,8 @@ class Contact(Protocol):
         """Where the vectors of a collection are stored on disk; None: in memory."""
 
     @property
-    def measures_by_default(self) -> bool:
-        """Whether counting at clients is cheap enough to do it with every request."""
+    def near(self) -> bool:
+        """Whether a question takes milliseconds: then clients are asked more often for a better answer."""
 
     def check(self, request: Forget) -> None:
         """Raise unless the request names known clients, classes and samples, and something stays."""

@@ -69,7 +69,7 @@ class GridContact(ReachedNodes):
     more rows are refused.
     """
 
-    measures_by_default = False  # a question takes seconds
+    near = False  # a question takes seconds
 
     def __init__(
         self,

@@ -57,7 +57,7 @@ def tried_by_default(
     if store.dp is not None or store.ledger.budgets:
         return frozenset()
     own = filter(can_answer, requests)
-    return frozenset(request for request in own if contact.measures_by_default or request.sample_ids)
+    return frozenset(request for request in own if contact.near or request.sample_ids)
 
 
 @dataclass(eq=False)

@@ -75,7 +75,7 @@ class Execution:
         plan, report, new = self._plan, self._report, self._plan.new
         active, before = plan.requests - new, plan.plugged.served
         store, several = plan.centroids, len(new) > 1 or bool(plan.again)
-        original = store.to(store.device) if several and self._measurement.applies(new) else None
+        original = store.to(store.device) if several and self._measurement.applies else None
         keep_sealed, asked = plan.terms.keep_sealed, union(new - plan.again)
         refresh = refresh_of(plan.centroids, plan.contact, report, keep_sealed=keep_sealed, new=asked)
         device = store.device.type
@@ -184,7 +184,7 @@ class Execution:
         if delta is not None and not rest and not forget_set.class_ids:
             trials = [(False, 0)]  # a delta alone
         new, allowed = requests & plan.new, plan.terms.max_class_loss
-        wider = self._fit.wider() if trials[-1][1] and self._measurement.applies(new) else []
+        wider = self._fit.wider() if trials[-1][1] and self._measurement.applies else []
         candidates: list[_Candidate] = []
         for with_eraser, widening in [*trials, *((trials[-1][0], times) for times in wider)]:
             if widening > 1 and min(candidate.loss for candidate in candidates) <= _CLOSE * allowed:
@@ -254,7 +254,7 @@ class Execution:
     ) -> Verdict:
         classes = self._plan.centroids.targets == "classes"
         proved = classes and request.kind == "class" and isinstance(candidate.filter, ClosedForm)
-        if not self._measurement.applies(new):
+        if not self._measurement.applies:
             verdict = self._measurement.no_verdict()
             return never_answered(verdict) if proved else verdict
         before = self._plan.plugged.served

@@ -43,7 +43,6 @@ class Fit(Protocol):
     """Makes filters for a plan, and says what they cost as far as its store shows that."""
 
     sees_erasers: bool  # whether `recall` counts in what an eraser at the same cut does
-    error: float  # points by which `recall` may be off: that close to the allowed loss clients count, if they can
 
     def trials(self, forget_set: Forget, *, erased: bool, complete: bool) -> list[Trial]:
         """In the order of trial; `complete` says that the eraser is for all samples of the requests."""
@@ -72,7 +71,6 @@ class BottleneckFit:
 
     plan: RequestPlan
     sees_erasers = True
-    error = 0.0
 
     def trials(self, forget_set: Forget, *, erased: bool, complete: bool) -> list[Trial]:
         """By default samples get an eraser, with a bottleneck if the requests name more or the eraser alone harms a
@@ -123,7 +121,6 @@ class ClosedFormFit:
     plan: RequestPlan
     store: MomentStore
     sees_erasers = False
-    error = 3.0
     _retained: dict[Forget, tuple[IntegerMoments, RetainedStatistics]] = field(default_factory=dict)
 
     def trials(self, forget_set: Forget, *, erased: bool, complete: bool) -> list[Trial]:
@@ -158,7 +155,7 @@ class ClosedFormFit:
         fitted = fit(discriminant=widening == 2, share=blend_share(widening))
         if widening == BALANCED and count is not None:
             losses = partial(count, replace(without, filter=fitted))
-            near = self.plan.contact is not None and self.plan.contact.measures_by_default
+            near = self.plan.contact is not None and self.plan.contact.near
             biases = balancing_biases(plugged, fitted, retained, losses, rounds=_ROUNDS if near else _FEWER_ROUNDS)
             fitted = fit(biases=biases)
         return replace(without, filter=fitted)

@@ -43,14 +43,13 @@ class Measurement:
         self._few_held_out = True  # of a class: then biases are judged by training rows, too
         self.has_counted = False  # whether clients counted the answers of the last candidate
 
-    def applies(self, new: Collection[Forget]) -> bool:
-        """Whether clients count answers for these new requests."""
+    @property
+    def applies(self) -> bool:
+        """Whether clients count answers."""
         plan = self._plan
         if plan.contact is None or plan.centroids.dp is not None or plan.centroids.ledger.budgets:
             return False
-        if plan.terms.measure is not None:
-            return plan.terms.measure
-        return plan.contact.measures_by_default or any(request.sample_ids for request in new)
+        return plan.terms.measure
 
     def recall(self, candidate: Served, forget_set: Forget, new: frozenset[Forget]) -> dict[int, Recall]:
         """By class, on retained rows: by clients if they count or an eraser sits at another cut, else on centroids."""
@@ -64,8 +63,8 @@ class Measurement:
                 plan.allow(self._refuse_unchecked, self._report)
             return {}
         counted: dict[int, Recall] = {}
-        if behind or self.applies(new):
-            measured = new if len(new) == 1 and self.applies(new) else frozenset()
+        if behind or self.applies:
+            measured = new if len(new) == 1 and self.applies else frozenset()
             counted = self._counted_recall(candidate, measured)
         used = self._outputs_in_use(forget_set)
         if not used - forget_set.class_ids - counted.keys():  # else holders of a class are silent
@@ -74,10 +73,7 @@ class Measurement:
             self._check_absent(used - forget_set.class_ids - counted.keys())
             plan.allow(self._refuse_unchecked, self._report)
             return counted
-        expected = self._fit.recall(candidate, forget_set) | counted
-        if not counted and self._may_count and self._is_close(expected, forget_set):
-            expected |= self._counted_recall(candidate, frozenset())
-        return expected
+        return self._fit.recall(candidate, forget_set) | counted
 
     def _check_absent(self, uncounted: Collection[int]) -> None:
         """Raise UncheckedError if an eraser is only unchecked because clients are absent, and need not be served."""
@@ -108,7 +104,7 @@ class Measurement:
         """
         store, forget_set = self._plan.centroids, union(served.requests)
         contact = self._plan.contact
-        assert contact is not None  # `applies` or `_may_count` said so
+        assert contact is not None  # `has_counted` said so
         rows = RowsToCount({}, store.left_out(served.requests), {}, True, (), finished=store.finished.class_ids)
         vectors = tuple(tuple(bias.tolist()) for bias in biases)
         clients = self._who_counts([], forget_set, classes=True)
@@ -140,20 +136,6 @@ class Measurement:
             return set(range(store.num_classes))
         return store.classes_held(without=forget_set.client_ids)
 
-    @property
-    def _may_count(self) -> bool:
-        """Whether clients may be asked to count what is only expected so far; force serves the filter anyway."""
-        plan = self._plan
-        reachable = plan.contact is not None and not plan.centroids.ledger.budgets
-        return reachable and plan.terms.measure is not False and not plan.force
-
-    def _is_close(self, expected: Mapping[int, Recall], forget_set: Forget) -> bool:
-        """Whether the true loss of a class may be beyond what is allowed, although the expected one is not."""
-        close = self._plan.terms.max_class_loss - self._fit.error
-        return self._fit.error > 0 and any(
-            recall.loss > close for label, recall in expected.items() if label not in forget_set.class_ids
-        )
-
     def verdict(self, request: Forget, candidate: Served, before: Served | None, *, alone: bool) -> Verdict:
         """The verdict on a request under the candidate, compared with the filter `before`; if it is the only new one
         (`alone`), clients may have counted already."""
@@ -178,14 +160,14 @@ class Measurement:
             return not_measured("clients have privacy budgets, and counts of answers are under no guarantee")
         if plan.contact is None:
             return not_measured("no way to reach the clients' rows was given (clients=…)")
-        return not_measured("measuring was left out (terms=Terms(measure=True) asks the clients)")
+        return not_measured("measuring was left out (terms=Terms(measure=False))")
 
     def _tallies(
         self, candidate: Served, requests: frozenset[Forget], *, before: Served | None = None, classes: bool = True
     ) -> Mapping[int, Tally]:
         """The clients' counts under the candidate and without these requests."""
         contact, forget_set = self._plan.contact, union(candidate.requests)
-        assert contact is not None  # applies() said so
+        assert contact is not None  # it applies, or an eraser needs it
         parts = {name: part for request in requests for name, part in _parts(request).items()}
         poisoned = [request for request in requests if request.reason == "poison"]
         carried, deviations = {request.digest: self._labels_carried(request) for request in poisoned}, ()

@@ -31,14 +31,14 @@ from fedup.unlearning.report import Report
 class Terms:
     """The terms on which a filter is made and served.
 
-    A class that nobody asked to forget may lose `max_class_loss` points of recall on retained rows. `measure` says
-    whether clients count answers for a verdict; None: if they are in this process, and for samples. Cells that
-    clients cluster again are replaced. With `keep_sealed` the old ones are kept aside, so that a restore asks nobody
-    unless other samples stay erased. A `trace` records the steps of fits.
+    A class that nobody asked to forget may lose `max_class_loss` points of recall on retained rows. With `measure`
+    clients that can be reached count answers: for a verdict, and for recall, which is only expected otherwise. Cells
+    that clients cluster again are replaced. With `keep_sealed` the old ones are kept aside, so that a restore asks
+    nobody unless other samples stay erased. A `trace` records the steps of fits.
     """
 
     max_class_loss: float = 5.0
-    measure: bool | None = None
+    measure: bool = True
     keep_sealed: bool = False
     trace: Trace | None = None
 
@@ -138,7 +138,7 @@ class RequestPlan:
     def delta_builder(self, report: Report) -> DeltaBuilder:
         """What makes deltas for this plan."""
         tried, chosen = frozenset[Forget](), self.config.filter == "delta"
-        if self.terms.measure is not False and not self.force:  # force serves the usual filter, whatever it costs
+        if self.terms.measure and not self.force:  # force serves the usual filter, whatever it costs
             tried = tried_by_default(self.requests, self.contact, self.centroids, self.config)
         return DeltaBuilder(self.plugged, self.centroids, self.contact, report, chosen=chosen, tried=tried)
 

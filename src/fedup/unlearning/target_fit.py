@@ -66,7 +66,6 @@ class TargetFit:
     plan: RequestPlan
     store: MomentStore
     sees_erasers = False
-    error = 3.0
     _retained: dict[Forget, tuple[IntegerMoments, TargetStatistics]] = field(default_factory=dict)
 
     def trials(self, forget_set: Forget, *, erased: bool, complete: bool) -> list[tuple[bool, int]]:

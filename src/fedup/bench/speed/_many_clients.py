@@ -85,7 +85,7 @@ class _Messages:
     vectors_folder: Path | None
     num_classes: int = CLASSES
     targets: Targets = "classes"
-    measures_by_default: bool = False
+    near: bool = False
     ledger: Ledger = field(default_factory=Ledger)
     traffic: Traffic = field(default_factory=Traffic)
     silent: Mapping[int, str] = field(default_factory=dict)
