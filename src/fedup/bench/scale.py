@@ -31,6 +31,7 @@ from fedup.request import Forget
 from fedup.serving.plugged import plug
 from fedup.tasks.machine import describe_code, describe_machine
 from fedup.tasks.progress import Progress
+from fedup.unlearning.plan import Terms
 from fedup.unlearning.unlearn import unlearn
 
 ROWS, WIDTH = 60, 512  # of a client; features of a row
@@ -128,7 +129,7 @@ def measure(grid: Any, clients: int) -> dict[str, Any]:
             ("sample", Forget.samples({0: range(FORGOTTEN)})),
         ):
             with _measured(figures, name, on_disk):
-                unlearn(plugged, store, request, clients=on_disk, force=True)
+                unlearn(plugged, store, request, clients=on_disk, force=True, terms=Terms(measure=name == "sample"))
         assert fingerprint(plugged.unplug()) == fingerprint(model)
         del store
         in_memory = contact()

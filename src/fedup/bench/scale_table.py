@@ -43,8 +43,8 @@ def measured_rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def far_rows(result: dict[str, Any]) -> list[list[str]]:
-    """What the formulas say, with the figures of the largest size that was measured: collections grow with the clients
-    in all they take; answers to requests do not."""
+    """What the formulas say, with the figures of the largest size that was measured: what asks all clients grows
+    with them in all it takes; all else does not."""
     largest = max(result["sizes"], key=lambda size: size["clients"])
     return [_row(clients, largest, clients / largest["clients"]) for clients in FAR]
 
@@ -54,7 +54,8 @@ def _row(clients: int, size: dict[str, Any], times: float) -> list[str]:
     shown = [f"{clients:,}"]
     for _, part, key, show in _COLUMNS:
         value = figures[part][key]
-        grows = times != 1 and value is not None and part.startswith(("collect", "store"))
+        asks_all = part == "store" or figures[part]["messages"] >= size["clients"]
+        grows = times != 1 and value is not None and asks_all
         shown.append(show(round(times * value) if grows else value))
     return shown
 
@@ -73,10 +74,10 @@ def scale_table(result: dict[str, Any]) -> str:
             "*Memory* is by how much this process, without pages of files, grows at most in a collection: in the first "
             "one with the states of the simulated nodes, weights and features, which are in it too; then in a second, "
             "where only the server's part is new; and in a third without a folder. A sample request names "
-            f"{about['forgotten']} rows of one client.",
+            f"{about['forgotten']} rows of one client; others are answered without counting (`Terms(measure=False)`).",
             markdown_table(HEAD, measured_rows(result)),
-            f"### From {largest:,} clients to far more\n\nNot measured: collections taken to grow in proportion to the "
-            "clients, answers to requests not at all, which leaves out their one pass over the store.",
+            f"### From {largest:,} clients to far more\n\nNot measured: what asks all clients is taken to grow in "
+            "proportion to them, all else not at all, which leaves out its one pass over the store.",
             markdown_table(HEAD, far_rows(result)),
         ]
     )
