@@ -12,6 +12,7 @@ from fedup.errors import ContactError, HarmError, RequestError, SettingError
 from fedup.models.views import fingerprint
 from fedup.privacy.guarantee import DP
 from fedup.serving.export import export_program
+from fedup.unlearning.closed_form_fit import MOVED_WORDS
 from fedup.unlearning.plan import Terms
 
 DELTA = FilterConfig(filter="delta")
@@ -147,6 +148,26 @@ def test_a_delta_never_costs_a_class_more_than_is_allowed():
         else:
             assert report.worst_class[1].loss <= allowed + 1e-9
             assert (plugged.served.delta is None) == (report.delta is None)
+
+
+def test_scores_are_moved_where_all_of_a_delta_would_cost_a_class_too_much(tmp_path):
+    model, federation = world()
+    request, allowed = Forget.clients([1]), Terms(max_class_loss=1.0)
+    alone, plugged, store = plug(model), plug(model), collect(model, federation)
+    unlearn(alone, store, request, clients=federation, config=DELTA, terms=Terms(max_class_loss=100))
+    report = unlearn(plugged, store, request, clients=federation, config=DELTA, terms=allowed)
+    assert any(MOVED_WORDS in note for note in report.notes), "premise"
+    delta, rows = plugged.served.delta, federation.client(1).train
+    assert delta.scale == 1 and delta.by_client.keys() == alone.served.delta.by_client.keys() == {1}
+    assert all(torch.equal(own, delta.by_client[1][name]) for name, own in alone.served.delta.by_client[1].items())
+    assert report.worst_class[1].loss <= 1
+    assert hits(plugged, rows) < hits(alone, rows) + 0.05 < hits(model, rows)
+    save_filter(plugged, tmp_path / "filter")
+    again = plug(model)
+    load_filter(again, tmp_path / "filter")
+    assert torch.equal(again(federation.x), plugged(federation.x))
+    restore(plugged, store, request, clients=federation)
+    assert plugged.served is None and plugged.unplug() is model
 
 
 def test_purging_keeps_the_sum_alone_and_later_requests_build_on_it(tmp_path):

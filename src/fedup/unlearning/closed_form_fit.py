@@ -31,7 +31,12 @@ from fedup.unlearning.class_recall import LEAST_CLASS_ROWS, Recall
 
 _DRAWN = 2048  # rows drawn of each class, to estimate its recall
 BALANCED = 6  # the widening for ridge scores moved by biases
-BALANCED_WORDS = "its scores are moved until clients count no such loss"
+MOVED = 7  # that for the original's scores moved by biases: for a delta that costs a class too much
+MOVED_BY_BIASES = (BALANCED, MOVED)
+RIDGE_AIM = (
+    -2.0
+)  # points of recall that classes may lose by moved ridge scores: none, as these fit the counted rows, too
+MOVED_WORDS = "the scores are moved until clients count no such loss"
 _BLENDS = {3: 0.5, 4: 0.25, 5: 0.0}  # by widening: the share of the closed form in a blend with the original's scores
 
 
@@ -51,7 +56,7 @@ def blends(forget_set: Forget) -> dict[int, str]:
 
 def blend_share(widening: int) -> float:
     """The share of the closed form in the scores; all of it where nothing is blended."""
-    return _BLENDS.get(widening, 1.0)
+    return 0.0 if widening == MOVED else _BLENDS.get(widening, 1.0)
 
 
 def check_closed_form(plugged: PluggedModel, config: FilterConfig, targets: Targets = "classes") -> None:
@@ -111,18 +116,27 @@ def fit_closed_form(
 
 
 def balancing_biases(
-    plugged: PluggedModel, ridge: ClosedForm, retained: RetainedStatistics, count: CountLosses, *, rounds: int
+    plugged: PluggedModel,
+    fitted: ClosedForm,
+    retained: RetainedStatistics,
+    count: CountLosses,
+    *,
+    aim: float,
+    rounds: int,
 ) -> Tensor:
-    """Biases for ridge scores under which clients count no loss of a class, as far as they are found; 0 for classes
-    that are kept as they were, or are absent."""
-    scores = served_scores(ridge, last_layer(plugged.base, plugged.cut))
+    """Biases for a filter's scores under which clients count that no class loses more points than the aim, as far as they are found.
+
+    0 for classes that are kept as they were, or are absent.
+    """
+    scores = served_scores(fitted, last_layer(plugged.base, plugged.cut))
     spread, free = spread_on_means(scores, retained), retained.counts > 0
-    if ridge.keeps:
-        free = free & ~(ridge.kept.cpu() > 0)
+    if fitted.keeps:
+        free = free & ~(fitted.kept.cpu() > 0)
     biases = solved_biases(
         lambda tried: count([torch.where(free, bias, 0.0) for bias in tried]),
         spread=spread,
         num_classes=len(retained.counts),
+        aim=aim,
         rounds=rounds,
     )
     return torch.where(free, biases, 0.0)

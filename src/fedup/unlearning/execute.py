@@ -17,7 +17,7 @@ from fedup.statistics.store import Centroids
 from fedup.targets import MEASURE, OUTPUT
 from fedup.unlearning.bottleneck_fit import cells_in_use
 from fedup.unlearning.class_recall import Recall, check_classes_left, check_recall, lost_classes
-from fedup.unlearning.closed_form_fit import BALANCED, BALANCED_WORDS
+from fedup.unlearning.closed_form_fit import MOVED_BY_BIASES, MOVED_WORDS
 from fedup.unlearning.eraser_builder import EraserBuilder
 from fedup.unlearning.few_rows import shows_rows
 from fedup.unlearning.fits import fit_of
@@ -182,7 +182,7 @@ class Execution:
         plan, requests, delta, forget_set = self._plan, unfitted.requests, unfitted.delta, union(unfitted.requests)
         trials = self._fit.trials(forget_set, erased=unfitted.erasure is not None, complete=complete)
         if delta is not None and not rest and not forget_set.class_ids:
-            trials = [(False, 0)]  # a delta alone
+            trials = self._fit.trials_beside_delta()
         new, allowed = requests & plan.new, plan.terms.max_class_loss
         wider = self._fit.wider() if trials[-1][1] and self._measurement.applies else []
         candidates: list[_Candidate] = []
@@ -190,13 +190,13 @@ class Execution:
             if widening > 1 and min(candidate.loss for candidate in candidates) <= _CLOSE * allowed:
                 break
             count = self._measurement.losses_with if self._measurement.has_counted else None
-            if widening == BALANCED and count is None:
+            if widening in MOVED_BY_BIASES and count is None:
                 continue
             trial, self._report.centroids_used = unfitted if with_eraser else replace(unfitted, erasure=None), 0
             with self._report.stage("fit"):
                 if widening:
                     trial = self._fit.fitted(self._report, trial, forget_set, widening, count)
-            words = BALANCED_WORDS if widening == BALANCED else None
+            words = MOVED_WORDS if widening in MOVED_BY_BIASES else None
             candidates.append(replace(self._candidate(trial, forget_set, new), words=words))
             if candidates[-1].loss <= allowed / 2:
                 break
@@ -301,10 +301,10 @@ class Execution:
         chosen = candidate.served
         if chosen.delta is not None and chosen.delta.scale < 1:
             self._report.note(f"All of the delta would cost a class too much: {chosen.delta.scale:.0%} of it answers.")
-        elif chosen is not first and first.filter is not None:
+        elif chosen is not first and (first.filter is not None or candidate.words):
             name, measure = OUTPUT[self._plan.centroids.targets], MEASURE[self._plan.centroids.targets]
-            instead = candidate.words or "another one answers"
-            self._report.note(f"The usual filter would cost a {name} more of its {measure}: {instead}.")
+            usual, instead = "The usual filter" if first.filter else "A delta alone", candidate.words
+            self._report.note(f"{usual} would cost a {name} more of its {measure}: {instead or 'another one answers'}.")
         elif chosen is not first:
             instead = "A bottleneck besides it" if chosen.erasure is not None else "The bottleneck alone"
             self._report.note(f"An eraser alone would cost a class more of its recall. {instead} answers the request.")

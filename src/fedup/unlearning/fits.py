@@ -20,6 +20,9 @@ from fedup.unlearning.bottleneck_fit import cells_in_use
 from fedup.unlearning.class_recall import Recall, recall_at_cut
 from fedup.unlearning.closed_form_fit import (
     BALANCED,
+    MOVED,
+    MOVED_BY_BIASES,
+    RIDGE_AIM,
     balancing_biases,
     blend_share,
     blends,
@@ -46,6 +49,9 @@ class Fit(Protocol):
 
     def trials(self, forget_set: Forget, *, erased: bool, complete: bool) -> list[Trial]:
         """In the order of trial; `complete` says that the eraser is for all samples of the requests."""
+
+    def trials_beside_delta(self) -> list[Trial]:
+        """In the order of trial, where a delta answers all requests and no class is forgotten."""
 
     def wider(self) -> list[int]:
         """The widenings to try if all trials come close to the allowed loss."""
@@ -83,6 +89,9 @@ class BottleneckFit:
         trials = both if not complete or forget_set.client_ids or forget_set.class_ids else [(True, 0), *both]
         return trials if forget_set.reason == "poison" or self.plan.force else [*trials, (False, 1)]
 
+    def trials_beside_delta(self) -> list[Trial]:
+        return [(False, 0)]
+
     def wider(self) -> list[int]:
         return widenings(self.plan)
 
@@ -116,7 +125,7 @@ class BottleneckFit:
 @dataclass(frozen=True)
 class ClosedFormFit:
     """Closed forms from moments: widening 1 is for ridge scores, 2 for discriminants, BALANCED for ridge scores that
-    are moved, those between for ridge scores blended with the original's."""
+    are moved, MOVED for the original's that are, those between for ridge scores blended with the original's."""
 
     plan: RequestPlan
     store: MomentStore
@@ -133,6 +142,9 @@ class ClosedFormFit:
             if forget_set.reason != "poison" and not self.plan.force:
                 trials += [(False, 1), (False, 2), (False, BALANCED)]
         return trials
+
+    def trials_beside_delta(self) -> list[Trial]:
+        return [(False, 0), (False, MOVED)]
 
     def wider(self) -> list[int]:
         return []
@@ -151,12 +163,13 @@ class ClosedFormFit:
             )
             why = "have yet to answer, or have too few rows" if store.clients_out else "have too few rows"
             report.note(f"Clients {why} of class {listed} to report: {end}.")
-        fit = partial(fit_closed_form, plugged, store, forget_set, retained=retained)
-        fitted = fit(discriminant=widening == 2, share=blend_share(widening))
-        if widening == BALANCED and count is not None:
+        fit = partial(fit_closed_form, plugged, store, forget_set, share=blend_share(widening), retained=retained)
+        fitted = fit(discriminant=widening == 2)
+        if widening in MOVED_BY_BIASES and count is not None:
             losses = partial(count, replace(without, filter=fitted))
-            near = self.plan.contact is not None and self.plan.contact.near
-            biases = balancing_biases(plugged, fitted, retained, losses, rounds=_ROUNDS if near else _FEWER_ROUNDS)
+            rounds = _ROUNDS if self.plan.contact is not None and self.plan.contact.near else _FEWER_ROUNDS
+            aim = RIDGE_AIM if widening == BALANCED else self.plan.terms.max_class_loss / 2
+            biases = balancing_biases(plugged, fitted, retained, losses, aim=aim, rounds=rounds)
             fitted = fit(biases=biases)
         return replace(without, filter=fitted)
 

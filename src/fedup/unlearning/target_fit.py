@@ -71,6 +71,9 @@ class TargetFit:
     def trials(self, forget_set: Forget, *, erased: bool, complete: bool) -> list[tuple[bool, int]]:
         return [(False, 1), (False, 2)] if self.store.targets == "labels" else [(False, 1)]
 
+    def trials_beside_delta(self) -> list[tuple[bool, int]]:
+        return [(False, 0)]
+
     def wider(self) -> list[int]:
         return []
 
