@@ -15,7 +15,8 @@ from fedup.errors import DataError
 from fedup.models.cut import logits_of
 from fedup.models.features import FEATURE_BATCH
 from fedup.serving.plugged import Served, filtered_view
-from fedup.statistics.tally import MOST_CLASS_ROWS, RowsToCount, counted_by_class
+from fedup.statistics.proportions import Paired
+from fedup.statistics.tally import MOST_CLASS_ROWS, RowsToCount, Tally, counted_by_class
 
 MOST_BIASES = 16  # in one question
 Hits = Mapping[int, tuple[int, ...]]  # by class: its rows, hits of the original, and hits with each of the biases
@@ -27,6 +28,18 @@ class HitsByBias:
 
     retained: Hits  # training rows that are retained
     held_out: Hits  # rows that were never trained on
+
+    def tally(self, place: int) -> Tally:
+        """The counts with one of the biases."""
+        return Tally(_paired(self.retained, place), _paired(self.held_out, place), {}, {})
+
+
+def _paired(hits: Hits, place: int) -> dict[int, Paired]:
+    """Hits before and with one of the biases; of hits both times is only known how many they are at most."""
+    with_bias = {label: (rows, before, after[place]) for label, (rows, before, *after) in hits.items()}
+    return {
+        label: Paired(rows, before, after, min(before, after)) for label, (rows, before, after) in with_bias.items()
+    }
 
 
 @dataclass(frozen=True)

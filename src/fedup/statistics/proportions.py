@@ -42,6 +42,9 @@ class Paired:
     def __add__(self, other: "Paired") -> "Paired":
         return Paired(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
+    def __sub__(self, other: "Paired") -> "Paired":
+        return Paired(*(own - part for own, part in zip(astuple(self), astuple(other), strict=True)))
+
     @property
     def share_before(self) -> Estimate:
         """The share of hits before, with Wilson's score interval."""

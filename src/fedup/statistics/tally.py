@@ -1,7 +1,9 @@
 """Counts of right answers to a client's own rows, for verdicts and for the check of every class."""
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -62,6 +64,14 @@ class Tally:
         groups = {"forgotten": self.forgotten, "unseen": self.unseen}
         by_request = {key: {name: _rows_of(own) for name, own in of.items()} for key, of in groups.items()}
         return {"retained": _rows_of(self.retained), "held_out": _rows_of(self.held_out), **by_request}
+
+
+def added_counts(counted: Iterable[Counts]) -> dict[int, Paired]:
+    """By label, the counts of several clients together."""
+    added: defaultdict[int, Paired] = defaultdict(Paired)
+    for label, counts in chain.from_iterable(counts.items() for counts in counted):
+        added[label] += counts
+    return added
 
 
 def rows_counted(data: ClientData, counted: RowsToCount) -> Iterator[tuple[bool, Tensor]]:

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedup.clients.biases import BiasesQuestion, Hits
+from fedup.clients.biases import BiasesQuestion
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import HarmError
 from fedup.filters.eraser import PlacedEraser
@@ -16,7 +16,7 @@ from fedup.serving.plugged import Served
 from fedup.statistics.tally import RowsToCount, Tally
 from fedup.unlearning.class_recall import Recall, enough_held_out, recall_from_tallies
 from fedup.unlearning.fits import Fit
-from fedup.unlearning.outvoted import Outvoted, rows_reported_to, share_heard, weighed, without_single_words
+from fedup.unlearning.outvoted import Outvoted, rows_reported_to, weighed, without_single_words
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
 from fedup.unlearning.target_fit import TargetFit
@@ -90,9 +90,7 @@ class Measurement:
         store, tallies = self._plan.centroids, self._tallies(candidate, requests)
         self.has_counted = bool(tallies)
         if store.targets == "classes":
-            may_go = union(candidate.requests).class_ids
-            reported, allowed = partial(rows_reported_to, store), self._plan.terms.max_class_loss
-            self.outvoted = without_single_words(weighed(tallies, reported), reported, allowed, may_go)
+            self.outvoted = self._heard(tallies, candidate)
             tallies = self.outvoted.tallies
         return recall_from_tallies(list(tallies.values()), store.targets, store.num_classes)
 
@@ -110,24 +108,21 @@ class Measurement:
         clients = self._who_counts([], forget_set, classes=True)
         questions = {client: BiasesQuestion(served, rows.to(client), vectors, self._few_held_out) for client in clients}
         counted = dict(contact.ask(questions, optional=clients))
-        training, held_out = (
-            self._summed({client: getattr(hits, part) for client, hits in counted.items()}, 2 + len(biases))
-            for part in ("retained", "held_out")
-        )
-        enough = enough_held_out(held_out[:, :1])
-        self._few_held_out = not bool((enough | (training[:, :1] == 0)).all())
-        sums = torch.where(enough, held_out, training)  # (K, 2 + V): rows, hits of the original, and with each
-        return (100 * (sums[:, 1:2] - sums[:, 2:]) / sums[:, :1]).T
+        losses = torch.full((len(biases), store.num_classes), torch.nan, dtype=torch.float64)
+        for place, own in enumerate(losses):
+            heard = self._heard({client: hits.tally(place) for client, hits in counted.items()}, served)
+            for label, recall in recall_from_tallies(
+                list(heard.tallies.values()), "classes", store.num_classes
+            ).items():
+                own[label] = recall.loss
+        self._few_held_out = _have_few_held_out(heard.tallies)
+        return losses
 
-    def _summed(self, hits: Mapping[int, Hits], width: int) -> Tensor:
-        """Counts by class of all clients; nobody's weigh more in a class than the rows of it that it reported."""
-        sums = torch.zeros(self._plan.centroids.num_classes, width, dtype=torch.float64)
-        for client, by_class in hits.items():
-            for label, counts in by_class.items():
-                sums[label] += share_heard(
-                    counts[0], rows_reported_to(self._plan.centroids, client, label)
-                ) * torch.tensor(counts)
-        return sums
+    def _heard(self, tallies: Mapping[int, Tally], served: Served) -> Outvoted:
+        """Counts under a filter as far as they are believed."""
+        reported, allowed = partial(rows_reported_to, self._plan.centroids), self._plan.terms.max_class_loss
+        may_go = union(served.requests).class_ids
+        return without_single_words(weighed(tallies, reported), reported, allowed, may_go)
 
     def _outputs_in_use(self, forget_set: Forget) -> set[int]:
         """The classes that retained clients hold; with other targets all outputs."""
@@ -223,6 +218,14 @@ class Measurement:
             f"Only clients can tell what an eraser or a delta does to each class, and {why}. Nothing was changed. "
             f"{advice}, or serve it unchecked with force=True."
         )
+
+
+def _have_few_held_out(tallies: Mapping[int, Tally]) -> bool:
+    """Whether too few held-out rows of a class were counted that has training rows."""
+    held_out = Counter[int]()
+    for tally in tallies.values():
+        held_out.update({label: paired.rows for label, paired in tally.held_out.items()})
+    return any(not enough_held_out(held_out[label]) for tally in tallies.values() for label in tally.retained)
 
 
 def _parts(request: Forget) -> dict[str, Forget]:

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, replace
 
 from fedup.statistics.proportions import Paired
 from fedup.statistics.store import Centroids
-from fedup.statistics.tally import Counts, Tally
+from fedup.statistics.tally import Counts, Tally, added_counts
 
 LEAST_ROWS = 30  # of a class at other clients: fewer cannot speak against one client
 _UNREPORTED = 5  # rows of a class: fewer need not be in the statistics
@@ -74,8 +74,9 @@ def without_single_words(
     Not of classes in `but`, which may go.
 
     The client is believed unless the others contradict it whichever one of them is left out: so no single client can
-    have another one set aside.
+    have another one set aside. What some clients alone gain makes up for no loss of others.
     """
+    tallies = _without_single_gains(tallies)
     kept, alone, decisive = dict(tallies), dict[int, dict[int, float]](), dict[int, int]()
     labels = {label for tally in tallies.values() for label in (*tally.retained, *tally.held_out)}
     for label in sorted(labels - set(but)):
@@ -104,18 +105,41 @@ def _contradicted(
     held, others = reported[suspect], counts.keys() - {suspect}
     if held is None:  # nobody knows any more
         return False
+    all_heard = _sum(counts[client] for client in others)
+    all_held = sum(reported[client] or 0 for client in others)
     for left_out in others:
-        witnesses = others - {left_out}
-        heard = _sum(counts[client] for client in witnesses)
-        if heard.rows < LEAST_ROWS or held >= sum(reported[client] or 0 for client in witnesses):
+        heard = all_heard - counts[left_out]
+        if heard.rows < LEAST_ROWS or held >= all_held - (reported[left_out] or 0):
             return False
         if _loss(heard) > max_class_loss or not _is_beyond_chance(counts[suspect], heard):
             return False
     return bool(others)
 
 
+def _without_single_gains(tallies: Tallies) -> dict[int, Tally]:
+    """The counts, where clients that gain in a class what chance cannot explain beside all others gain nothing in it:
+    "nothing was right before, and all is now" would hide a loss several times as large."""
+    totals = {part: added_counts(getattr(tally, part) for tally in tallies.values()) for part in _PARTS}
+
+    def bounded(tally: Tally, part: str) -> Counts:
+        counts: Counts = getattr(tally, part)
+        return {label: _bounded(paired, totals[part][label] - paired) for label, paired in counts.items()}
+
+    return {
+        client: replace(tally, retained=bounded(tally, "retained"), held_out=bounded(tally, "held_out"))
+        for client, tally in tallies.items()
+    }
+
+
+def _bounded(paired: Paired, others: Paired) -> Paired:
+    """A client's counts of a class, without a gain beyond chance beside the others."""
+    gains = paired.after > paired.before and others.rows > 0
+    unlikely = gains and _is_beyond_chance(others, paired)
+    return replace(paired, after=paired.before, both=paired.before) if unlikely else paired
+
+
 def _is_beyond_chance(paired: Paired, heard: Paired) -> bool:
-    """Whether chance cannot explain that a client's loss is greater than that of others."""
+    """Whether chance cannot explain that one loss is greater than another."""
     total = paired + heard
     share = min(max((total.before - total.after) / total.rows, 1 / total.rows), 1 - 1 / total.rows)
     deviation = math.sqrt(share * (1 - share) * (1 / paired.rows + 1 / heard.rows))
