@@ -117,13 +117,13 @@ def _contradicted(
 
 
 def _without_single_gains(tallies: Tallies) -> dict[int, Tally]:
-    """The counts, where clients that gain in a class what chance cannot explain beside all others gain nothing in it:
+    """The counts, where a client whose gain in a class is beyond chance beside the gains of all others gains nothing:
     "nothing was right before, and all is now" would hide a loss several times as large."""
-    totals = {part: added_counts(getattr(tally, part) for tally in tallies.values()) for part in _PARTS}
+    gains = {part: added_counts(_gains(getattr(tally, part)) for tally in tallies.values()) for part in _PARTS}
 
     def bounded(tally: Tally, part: str) -> Counts:
         counts: Counts = getattr(tally, part)
-        return {label: _bounded(paired, totals[part][label] - paired) for label, paired in counts.items()}
+        return {label: _bounded(paired, gains[part][label]) for label, paired in counts.items()}
 
     return {
         client: replace(tally, retained=bounded(tally, "retained"), held_out=bounded(tally, "held_out"))
@@ -131,10 +131,15 @@ def _without_single_gains(tallies: Tallies) -> dict[int, Tally]:
     }
 
 
-def _bounded(paired: Paired, others: Paired) -> Paired:
-    """A client's counts of a class, without a gain beyond chance beside the others."""
-    gains = paired.after > paired.before and others.rows > 0
-    unlikely = gains and _is_beyond_chance(others, paired)
+def _gains(counts: Counts) -> dict[int, Paired]:
+    """The counts, where nothing is lost: who says that much was lost says nothing against the gains of others."""
+    return {label: replace(paired, after=max(paired.before, paired.after)) for label, paired in counts.items()}
+
+
+def _bounded(paired: Paired, gains: Paired) -> Paired:
+    """A client's counts of a class, without a gain that is beyond chance beside those of all others."""
+    others = gains - paired
+    unlikely = paired.after > paired.before and others.rows > 0 and _is_beyond_chance(others, paired)
     return replace(paired, after=paired.before, both=paired.before) if unlikely else paired
 
 
