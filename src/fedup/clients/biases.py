@@ -16,7 +16,7 @@ from fedup.models.cut import logits_of
 from fedup.models.features import FEATURE_BATCH
 from fedup.serving.plugged import Served, filtered_view
 from fedup.statistics.proportions import Paired
-from fedup.statistics.tally import MOST_CLASS_ROWS, RowsToCount, Tally, counted_by_class
+from fedup.statistics.tally import LARGEST_COUNT, MOST_CLASS_ROWS, RowsToCount, Tally, counted_by_class
 
 MOST_BIASES = 16  # in one question
 Hits = Mapping[int, tuple[int, ...]]  # by class: its rows, hits of the original, and hits with each of the biases
@@ -36,9 +36,10 @@ class HitsByBias:
 
 def _paired(hits: Hits, place: int) -> dict[int, Paired]:
     """Hits before and with one of the biases; of hits both times is only known how many they are at most."""
-    with_bias = {label: (rows, before, after[place]) for label, (rows, before, *after) in hits.items()}
+    after = {label: counts[2 + place] for label, counts in hits.items()}
     return {
-        label: Paired(rows, before, after, min(before, after)) for label, (rows, before, after) in with_bias.items()
+        label: Paired(rows, before, after[label], min(before, after[label])).at_most(MOST_CLASS_ROWS)
+        for label, (rows, before, *_) in hits.items()
     }
 
 
@@ -76,8 +77,7 @@ class BiasesQuestion(ExactQuestion[HitsByBias]):
     def answer(self, data: ClientData) -> HitsByBias:
         retained, held_out = self.counted(data)
         original, filtered = (filtered_view(data.model, served) for served in (None, self.served))
-        least = min(data.least_rows, MOST_CLASS_ROWS)
-        return HitsByBias(*(self._hits(data, rows, original, filtered, least) for rows in (retained, held_out)))
+        return HitsByBias(*(self._hits(data, rows, original, filtered) for rows in (retained, held_out)))
 
     def counted(self, data: ClientData) -> tuple[Tensor, Tensor]:
         """The rows that are counted: trained on, and held out."""
@@ -85,7 +85,7 @@ class BiasesQuestion(ExactQuestion[HitsByBias]):
         return retained if self.trained_on else retained[:0], held_out
 
     @torch.no_grad()
-    def _hits(self, data: ClientData, rows: Tensor, original: nn.Module, filtered: nn.Module, least: int) -> Hits:
+    def _hits(self, data: ClientData, rows: Tensor, original: nn.Module, filtered: nn.Module) -> Hits:
         biases = torch.tensor(self.biases, dtype=torch.float64, device=data.x.device)  # (V, K)
         hits = [torch.empty(0, 1 + len(biases), dtype=torch.bool, device=data.x.device)]
         for batch in rows.split(FEATURE_BATCH) if len(rows) else ():
@@ -95,14 +95,14 @@ class BiasesQuestion(ExactQuestion[HitsByBias]):
             hits.append(torch.cat([before[:, None], answers == labels[:, None]], dim=1))
         right, labels = torch.cat(hits), data.y[rows]
         groups = {label: right[labels == label] for label in labels.unique().tolist()}
-        return {label: (len(own), *own.sum(0).tolist()) for label, own in groups.items() if len(own) >= least}
+        return {label: (len(own), *own.sum(0).tolist()) for label, own in groups.items() if len(own) >= data.least_rows}
 
     def answer_message(self, answer: HitsByBias) -> Message:
         parts = {"retained": answer.retained, "held_out": answer.held_out}
         return {name: [[label, *counts] for label, counts in sorted(part.items())] for name, part in parts.items()}, {}
 
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> HitsByBias:
-        """There are no more hits than rows, and no more rows of a class than are counted."""
+        """There are no more hits than rows."""
         return HitsByBias(*(self._read_hits(details.get(name), facts.num_classes) for name in ("retained", "held_out")))
 
     def _read_hits(self, reported: object, num_classes: int) -> Hits:
@@ -114,7 +114,7 @@ class BiasesQuestion(ExactQuestion[HitsByBias]):
             require(whole and len(row) == 3 + len(self.biases), "a count is no row of whole numbers")
             label, rows, *found = row
             require(0 <= label < num_classes and label not in hits, "a label is out of range, or comes twice")
-            require(0 < rows <= MOST_CLASS_ROWS, "counts do not add up")
+            require(0 < rows <= LARGEST_COUNT, "counts do not add up")
             require(all(0 <= number <= rows for number in found), "there are more hits than rows")
             hits[label] = rows, *found
         return hits

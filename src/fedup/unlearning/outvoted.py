@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 from fedup.statistics.proportions import Paired
 from fedup.statistics.store import Centroids
@@ -29,20 +29,13 @@ def weighed(tallies: Tallies, reported_rows: ReportedRows) -> dict[int, Tally]:
 
     def limited(client: int, counts: Counts) -> Counts:
         reported = {label: reported_rows(client, label) for label in counts}
-        return {
-            label: Paired(*(share_heard(paired.rows, reported[label]) * number for number in astuple(paired)))
-            for label, paired in counts.items()
-        }
+        most = {label: math.inf if own is None else max(own, _UNREPORTED) for label, own in reported.items()}
+        return {label: paired.at_most(most[label]) for label, paired in counts.items()}
 
     return {
         client: replace(tally, retained=limited(client, tally.retained), held_out=limited(client, tally.held_out))
         for client, tally in tallies.items()
     }
-
-
-def share_heard(counted: float, reported: int | None) -> float:
-    """The share of a client's counts of a class that weighs, so that it is no more than the rows that it reported."""
-    return 1.0 if reported is None else min(1.0, max(reported, _UNREPORTED) / counted)
 
 
 @dataclass(frozen=True)
