@@ -1,5 +1,6 @@
 """Counts of right answers to a client's rows, under one filter with several biases of its scores."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -17,6 +18,7 @@ from fedup.models.features import FEATURE_BATCH
 from fedup.serving.plugged import Served, filtered_view
 from fedup.statistics.proportions import Paired
 from fedup.statistics.tally import LARGEST_COUNT, MOST_CLASS_ROWS, RowsToCount, Tally, counted_by_class
+from fedup.targets import kind_of
 
 MOST_BIASES = 16  # in one question
 Hits = Mapping[int, tuple[int, ...]]  # by class: its rows, hits of the original, and hits with each of the biases
@@ -68,11 +70,17 @@ class BiasesQuestion(ExactQuestion[HitsByBias]):
         biases = tuple(tuple(map(float, own)) for own in details["biases"])
         if not 0 < len(biases) <= MOST_BIASES:
             raise DataError(f"1 to {MOST_BIASES} biases of one filter can be compared; found {len(biases)}.")
+        if not all(math.isfinite(number) for own in biases for number in own):
+            raise DataError("Biases must be finite numbers.")
         return cls(served, RowsToCount.from_json(details["question"]), biases, bool(details["trained_on"]))
 
     def check_model(self, base: str) -> None:
         if self.served is not None and self.served.base != base:
             raise DataError("A filter came that was made for another model.")
+
+    def check_classes(self, num_classes: int) -> None:
+        if any(len(own) != num_classes for own in self.biases):
+            raise DataError(f"A bias for each of {num_classes} classes is needed.")
 
     def answer(self, data: ClientData) -> HitsByBias:
         retained, held_out = self.counted(data)
@@ -81,6 +89,8 @@ class BiasesQuestion(ExactQuestion[HitsByBias]):
 
     def counted(self, data: ClientData) -> tuple[Tensor, Tensor]:
         """The rows that are counted: trained on, and held out."""
+        if kind_of(data.y) != "classes":
+            raise DataError("Scores are moved by biases where each row has one class.")
         retained, held_out = counted_by_class(data, self.rows)
         return retained if self.trained_on else retained[:0], held_out
 
@@ -91,8 +101,8 @@ class BiasesQuestion(ExactQuestion[HitsByBias]):
         for batch in rows.split(FEATURE_BATCH) if len(rows) else ():
             inputs, labels = data.x.index_select(0, batch), data.y[batch]
             before = logits_of(original(inputs)).argmax(1) == labels  # (B,)
-            answers = (logits_of(filtered(inputs)).double()[:, None] + biases).argmax(2)  # (B, V)
-            hits.append(torch.cat([before[:, None], answers == labels[:, None]], dim=1))
+            scores = logits_of(filtered(inputs)).double()  # (B, K)
+            hits.append(torch.stack([before, *((scores + bias).argmax(1) == labels for bias in biases)], dim=1))
         right, labels = torch.cat(hits), data.y[rows]
         groups = {label: right[labels == label] for label in labels.unique().tolist()}
         return {label: (len(own), *own.sum(0).tolist()) for label, own in groups.items() if len(own) >= data.least_rows}
