@@ -3,11 +3,14 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedup.clients.biases import BiasesQuestion
+from fedup.clients.protocol import Contact
+from fedup.clients.question import Question
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import HarmError
 from fedup.filters.eraser import PlacedEraser
@@ -22,6 +25,7 @@ from fedup.unlearning.report import Report
 from fedup.unlearning.target_fit import TargetFit
 from fedup.unlearning.verdict import Verdict, class_part, judge, not_measured
 
+A = TypeVar("A")
 Counted = tuple[Served, Mapping[int, Tally]]  # a candidate, and the clients' counts
 
 
@@ -41,6 +45,7 @@ class Measurement:
         self.outvoted: Outvoted | None = None  # the counts of the last candidate's classes, None if nobody counted
         self.trusted: PlacedEraser | None = None  # one that was checked before
         self._few_held_out = True  # of a class: then biases are judged by training rows, too
+        self._silent: dict[int, str] = {}  # clients that gave no reply to a question, and why: not waited for again
         self.has_counted = False  # whether clients counted the answers of the last candidate
 
     @property
@@ -80,7 +85,7 @@ class Measurement:
         plan, store = self._plan, self._plan.centroids
         if plan.contact is None or plan.force or plan.config.requires_eraser:
             return
-        silent, there = plan.contact.silent, set(plan.contact.clients)
+        silent, there = {**plan.contact.silent, **self._silent}, set(plan.contact.clients)
         holders = {client for client in store.clients for label in uncounted if store.cell((client, label))}
         absent = {c: silent.get(c, "no node goes by its number") for c in holders if c in silent or c not in there}
         if absent:
@@ -107,7 +112,7 @@ class Measurement:
         vectors = tuple(tuple(bias.tolist()) for bias in biases)
         clients = self._who_counts([], forget_set, classes=True)
         questions = {client: BiasesQuestion(served, rows.to(client), vectors, self._few_held_out) for client in clients}
-        counted = dict(contact.ask(questions, optional=clients))
+        counted = self._answers(contact, questions)
         losses = torch.full((len(biases), store.num_classes), torch.nan, dtype=torch.float64)
         for place, own in enumerate(losses):
             heard = self._heard({client: hits.tally(place) for client, hits in counted.items()}, served)
@@ -175,7 +180,7 @@ class Measurement:
         self._report.clients_counting += clients
         before = before if before is not None else self._plan.plugged.served
         questions = {client: TallyQuestion(before, candidate, rows.to(client)) for client in clients}
-        tallies = dict(contact.ask(questions, optional=clients))
+        tallies = self._answers(contact, questions)
         for client in clients:
             if client not in tallies:
                 self._report.note(f"Client {client} counted no answers: {contact.silent[client]}")
@@ -190,7 +195,14 @@ class Measurement:
         clients = self._plan.contact.clients if self._plan.contact is not None else ()
         finished = self._plan.centroids.finished.client_ids
         counting = [c for c in clients if c in holders or (everyone and c not in forget_set.client_ids)]
-        return [client for client in counting if client not in finished]
+        return [client for client in counting if client not in finished and client not in self._silent]
+
+    def _answers(self, contact: Contact, questions: Mapping[int, Question[A]]) -> dict[int, A]:
+        """The clients' answers. One that gives no reply is not asked again: it would hold up each filter that is tried
+        and each step to better biases."""
+        answers = dict(contact.ask(questions, optional=questions))
+        self._silent |= {client: contact.silent[client] for client in questions.keys() & set(contact.absent)}
+        return answers
 
     def _labels_carried(self, request: Forget) -> dict[int, float]:
         """The share of each label among the rows of a request, as far as the store knows."""
