@@ -3,12 +3,14 @@ clients count, or one that holds most rows, is believed."""
 
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.test_targets import diabetes, tags
 from torch import nn
 
 from fedup import Federation, Forget, collect, dirichlet, plug, unlearn
@@ -161,6 +163,24 @@ def test_no_client_alone_can_veto_the_erasure_of_others_or_bring_back_a_class_an
     assert verdict.is_good and verdict.statistic.after > 0 and "clients have counted such answers" in verdict.words
 
 
+@pytest.mark.parametrize("case", [diabetes, tags])
+def test_no_client_alone_can_veto_an_erasure_where_rows_have_labels_or_values(case):
+    """It counts all that it may in every label or value, and the others have many more rows."""
+    federation, model = case()
+    outputs = federation.num_classes * (2 if federation.targets == "labels" else 1)
+
+    class Vetoing(InProcess):
+        def ask(self, questions, *, optional=()):
+            for client, answer in super().ask(questions, optional=optional):
+                if client == 2 and isinstance(questions[client], TallyQuestion):
+                    answer = replace(answer, retained=dict.fromkeys(range(outputs), LOST), held_out={})
+                yield client, answer
+
+    plugged, store = plug(model), collect(model, federation)
+    report = unlearn(plugged, store, Forget.clients([1]), clients=Vetoing(federation, model))
+    assert plugged.served is not None and any("Client 2 alone counts a loss of" in note for note in report.notes)
+
+
 class LyingOnce(Lying):
     """They lie about the first filter only."""
 
@@ -176,6 +196,13 @@ def test_notes_of_who_is_set_aside_are_about_the_filter_that_is_served(trained_d
     report = unlearn(plugged, store, request, clients=contact, terms=Terms(measure=True))
     is_first = plugged.served is contact.candidates[0]
     assert any("alone counts" in note for note in report.notes) is is_first
+
+
+def test_a_class_that_nobody_reported_is_not_lost_by_the_counts_of_one_client():
+    tallies = {client: Tally({4: LOST}, {0: Paired(40, 40, 40, 40)}, {}, {}) for client in range(3)}
+    rows = {0: 40, 4: 0}
+    assert all(tally.retained == {} for tally in weighed(tallies, lambda client, label: rows[label]).values())
+    assert all(tally.retained for tally in weighed(tallies, lambda client, label: 40 if client == 1 else 0).values())
 
 
 def test_counts_weigh_no_more_than_the_rows_that_a_client_reported(trained_digits):

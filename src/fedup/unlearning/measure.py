@@ -94,10 +94,9 @@ class Measurement:
     def _counted_recall(self, candidate: Served, requests: frozenset[Forget]) -> dict[int, Recall]:
         store, tallies = self._plan.centroids, self._tallies(candidate, requests)
         self.has_counted = bool(tallies)
-        if store.targets == "classes":
-            self.outvoted = self._heard(tallies, candidate)
-            tallies = self.outvoted.tallies
-        return recall_from_tallies(list(tallies.values()), store.targets, store.num_classes)
+        heard = self._heard(tallies, candidate)
+        self.outvoted = heard.of_outputs(store.num_classes)
+        return recall_from_tallies(list(heard.tallies.values()), store.targets, store.num_classes)
 
     def losses_with(self, served: Served, biases: Sequence[Tensor]) -> Tensor:
         """The points of recall that each class loses under a filter with each of these biases, as clients count it; NaN

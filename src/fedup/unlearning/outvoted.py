@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fedup.statistics.proportions import Paired
 from fedup.statistics.store import Centroids
 from fedup.statistics.tally import Counts, Tally, added_counts
+from fedup.targets import OUTPUT, Targets
 
 LEAST_ROWS = 30  # of a class at other clients: fewer cannot speak against one client
 _UNREPORTED = 5  # rows of a class: fewer need not be in the statistics
@@ -17,7 +18,9 @@ ReportedRows = Callable[[int, int], int | None]  # of a client and a class
 
 
 def rows_reported_to(store: Centroids, client: int, label: int) -> int | None:
-    """Rows of a class that a client reported when statistics were collected; None if its cell was purged since."""
+    """Rows of a class that a client reported when statistics were collected; None if its cell was purged since. With
+    other targets all of its rows, which are one cell."""
+    label = label if store.targets == "classes" else store.num_classes
     if (client, label) in store.purged:
         return None
     cell = store.cell((client, label))
@@ -25,12 +28,15 @@ def rows_reported_to(store: Centroids, client: int, label: int) -> int | None:
 
 
 def weighed(tallies: Tallies, reported_rows: ReportedRows) -> dict[int, Tally]:
-    """The counts by class, where no client's weigh more in a class than the rows of it that the client reported."""
+    """The counts by class, where no client's weigh more in a class than the rows of it that the client reported. Those
+    of a class that none of the clients reported are left out: who invents one must not have lost it."""
+    counted = {client: {*tally.retained, *tally.held_out} for client, tally in tallies.items()}
+    held = {label for client, labels in counted.items() for label in labels if reported_rows(client, label) != 0}
 
     def limited(client: int, counts: Counts) -> Counts:
-        reported = {label: reported_rows(client, label) for label in counts}
+        reported = {label: reported_rows(client, label) for label in counts.keys() & held}
         most = {label: math.inf if own is None else max(own, _UNREPORTED) for label, own in reported.items()}
-        return {label: paired.at_most(most[label]) for label, paired in counts.items()}
+        return {label: paired.at_most(most[label]) for label, paired in counts.items() if label in held}
 
     return {
         client: replace(tally, retained=limited(client, tally.retained), held_out=limited(client, tally.held_out))
@@ -46,17 +52,25 @@ class Outvoted:
     alone: Mapping[int, Mapping[int, float]]  # by client set aside: points of each class that it says are lost
     decisive: Mapping[int, int]  # by class that loses too much: the client without whose counts it would not
 
-    @property
-    def notes(self) -> list[str]:
+    def of_outputs(self, outputs: int) -> "Outvoted":
+        """The same by output, where counts are by label of rows with it, and after these of rows without it."""
+        alone: dict[int, dict[int, float]] = {}
+        for client, losses in self.alone.items():
+            for label, points in losses.items():
+                own = alone.setdefault(client, {})
+                own[label % outputs] = max(points, own.get(label % outputs, points))
+        return replace(self, alone=alone, decisive={label % outputs: who for label, who in self.decisive.items()})
+
+    def notes(self, targets: Targets) -> list[str]:
         """In words, for each client set aside."""
         lost = {
             client: ", ".join(f"{label} ({points:.0f} points)" for label, points in sorted(losses.items()))
             for client, losses in self.alone.items()
         }
         return [
-            f"Client {client} alone counts a loss of class {classes}, and all others count none beyond what is "
-            "allowed: its counts of these are set aside."
-            for client, classes in lost.items()
+            f"Client {client} alone counts a loss of {OUTPUT[targets]} {those}, and all others count none beyond what "
+            "is allowed: its counts of these are set aside."
+            for client, those in lost.items()
         ]
 
 
