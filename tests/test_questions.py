@@ -103,7 +103,7 @@ def _hits_within_rows(question, answer) -> None:
     assert answer.forgotten.keys() <= {"r"} and answer.unseen.keys() <= {"r"}
     for counts in (answer.retained, answer.held_out, *answer.forgotten.values(), *answer.unseen.values()):
         for label, one in counts.items():
-            assert type(label) is int and 0 <= label < CLASSES and 0 < one.rows <= MOST_ROWS
+            assert type(label) is int and 0 <= label < CLASSES and 0 < one.rows <= MOST_ROWS and one.rows % 1 == 0
             assert 0 <= one.both <= min(one.before, one.after) and max(one.before, one.after) <= one.rows
             assert one.before + one.after - one.both <= one.rows + 1e-6
 

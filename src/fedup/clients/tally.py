@@ -115,6 +115,7 @@ def _counts(reported: object, num_classes: int, *, most: int) -> dict[int, Paire
         require(numbers, "a count is no row of five numbers")
         label, rows, before, after, both = row
         require(type(label) is int and 0 <= label < num_classes, "a label is out of range")
+        require(type(rows) is int, "a number of rows is no whole number")
         require(label not in counts, "a label comes twice")
         require(0 < rows <= LARGEST_COUNT and 0 <= both <= min(before, after), "counts do not add up")
         require(max(before, after) <= rows and before + after - both <= rows + 1e-6, "there are more hits than rows")

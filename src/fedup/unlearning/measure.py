@@ -45,7 +45,7 @@ class Measurement:
         self.outvoted: Outvoted | None = None  # the counts of the last candidate's classes, None if nobody counted
         self.trusted: PlacedEraser | None = None  # one that was checked before
         self._few_held_out = True  # of a class: then biases are judged by training rows, too
-        self._silent: dict[int, str] = {}  # clients that gave no reply to a question, and why: not waited for again
+        self._silent: dict[int, str] = {}  # clients that gave no counts when they were asked, and why
         self.has_counted = False  # whether clients counted the answers of the last candidate
 
     @property
@@ -197,10 +197,10 @@ class Measurement:
         return [client for client in counting if client not in finished and client not in self._silent]
 
     def _answers(self, contact: Contact, questions: Mapping[int, Question[A]]) -> dict[int, A]:
-        """The clients' answers. One that gives no reply is not asked again: it would hold up each filter that is tried
-        and each step to better biases."""
+        """The clients' answers. One that gives none is not asked again: it would hold up each filter that is tried and
+        each step to better biases, or use up the refusals that its rules allow it."""
         answers = dict(contact.ask(questions, optional=questions))
-        self._silent |= {client: contact.silent[client] for client in questions.keys() & set(contact.absent)}
+        self._silent |= {client: contact.silent[client] for client in questions if client not in answers}
         return answers
 
     def _labels_carried(self, request: Forget) -> dict[int, float]:
