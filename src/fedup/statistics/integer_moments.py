@@ -171,7 +171,13 @@ class IntegerMoments:
     @property
     def rows(self) -> int:
         """Of all classes."""
-        return int(self.counts.sum())
+        return int(self.counts.numpy().sum())  # numpy is quicker to call, and this is asked often
+
+    @property
+    def held(self) -> list[int]:
+        """Classes with rows."""
+        held: list[int] = self.counts.numpy().nonzero()[0].tolist()
+        return held
 
     @property
     def nbytes(self) -> int:
@@ -286,19 +292,20 @@ def _put_lower(triangle: Tensor, matrix: Tensor) -> Tensor:
     return matrix
 
 
-def diagonal_of(triangle: Tensor, width: int) -> Tensor:
+def diagonal_of(triangle: Tensor, width: int) -> np.ndarray:
     """The diagonal of a symmetric matrix, from its lower triangle. (D,)"""
-    return triangle[_diagonal(width)]
+    diagonal: np.ndarray = triangle.numpy()[_diagonal(width)]
+    return diagonal
 
 
 def trace_of(triangle: Tensor, width: int) -> float:
     """The sum of the diagonal of a symmetric matrix, from its lower triangle."""
-    return float(triangle.numpy()[_diagonal(width).numpy()].sum(dtype=np.float64))
+    return float(diagonal_of(triangle, width).sum(dtype=np.float64))
 
 
 @lru_cache(maxsize=8)
-def _diagonal(width: int) -> Tensor:
-    return torch.arange(1, width + 1).cumsum(0) - 1
+def _diagonal(width: int) -> np.ndarray:
+    return np.arange(1, width + 1).cumsum() - 1
 
 
 @lru_cache(maxsize=2)
