@@ -30,7 +30,7 @@ _CLEAR = 4.0  # deviations of noise
 _WITHIN = 1.5  # times the middle distance of a class's means from their centre
 _CELLS_AT_ONCE = 2048  # whose distances are in memory
 _COLUMNS_AT_ONCE = 16  # of means that are read for a median
-_SORTED_AT_ONCE = 2**18  # numbers
+_SORTED_AT_ONCE = 2**17  # numbers, 64 bits each
 _PLACES = 2**29 - 1  # the bits that are 0 in double precision where single precision is enough
 _AT_ONCE = 0.1  # share of the suspects that are set aside before the others are judged again
 
