@@ -1,6 +1,8 @@
 """Nodes compared with each other: liars are found, nobody can make an honest node look like one, and honest noise is
 within its bounds."""
 
+from statistics import median_low
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -94,6 +96,15 @@ def test_a_median_lies_among_the_honest_points_whatever_a_minority_weighs(honest
     bad = [torch.full((3,), 1e9).double()] * ((honest - 1) // 2)
     middle = weighted_median([*bad, *points], [weight] * len(bad) + [7.0] * honest)
     assert bool((middle <= torch.stack(points).max(0).values).all())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([-1e29, -1.5, -1e-45, -0.0, 0.0, 1e-45, 1.0, 1.0 + 2**-23, 3e29]), min_size=1))
+def test_a_median_of_equal_weights_is_the_middle_point(numbers):
+    points = [torch.tensor([number, -number]) for number in numbers]
+    middle = weighted_median(points, [7.0] * len(points))
+    for column, found in zip(torch.stack(points).T.tolist(), middle.tolist(), strict=True):
+        assert found == median_low(column)
 
 
 class Facts:

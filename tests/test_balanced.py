@@ -79,17 +79,26 @@ def test_moved_scores_keep_the_recall_that_clients_count_and_never_answer_a_drop
     assert 7 not in plugged(torch.cat([probe, federation.x])).argmax(1)
 
 
-def test_one_that_lies_about_biases_harms_nobody_beyond_what_is_allowed(lopsided):
+@pytest.mark.parametrize("liars", [{1}, {1, 2}], ids=["one", "a pair"])
+@pytest.mark.parametrize("lie", ["lost", "gained", "one class lost"])
+def test_who_lies_about_biases_harms_nobody_beyond_what_is_allowed_and_vetoes_nothing(lopsided, liars, lie):
     model, federation = lopsided
+
+    def lies(hits):
+        own = {label: (rows, rows, 0) for label, (rows, *_) in hits.items()}
+        if lie == "gained":
+            own = {label: (rows, 0, rows) for label, (rows, *_) in hits.items()}
+        elif lie == "one class lost":
+            own = {label: (rows, rows, 0 if label == 5 else rows) for label, (rows, *_) in hits.items()}
+        return {
+            label: (rows, before, *[after] * (len(hits[label]) - 2)) for label, (rows, before, after) in own.items()
+        }
 
     class Lying(Asked):
         def ask(self, questions, **how):
             for client, answer in super().ask(questions, **how):
-                if isinstance(questions[client], BiasesQuestion) and client == 1:
-                    wrong = {
-                        label: (rows, rows, *(0 for _ in hits[1:])) for label, (rows, *hits) in answer.held_out.items()
-                    }
-                    answer = replace(answer, retained={}, held_out=wrong)
+                if isinstance(questions[client], BiasesQuestion) and client in liars:
+                    answer = replace(answer, retained=lies(answer.retained), held_out=lies(answer.held_out))
                 yield client, answer
 
     store, plugged, clients = collect(model, federation), plug(model), Lying(federation, model)

@@ -94,6 +94,18 @@ def test_what_no_rows_have_is_refused(seed, damage):
         IntegerMoments(moments.counts, moments.sums, packed(dense).long()).check(CONFIG)
 
 
+@pytest.mark.parametrize("width", [40, 128])
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_squares_that_are_one_step_too_small_for_the_other_products_are_refused(width, place):
+    """Of fewer rows than features: their second moments have no room below."""
+    features = torch.randn(20, width, generator=torch.Generator().manual_seed(0))
+    moments = IntegerMoments.of(features, torch.arange(20) % 3, 3, CONFIG)
+    moments.check(CONFIG)
+    moments.second[0 if place == "first" else -1] -= 1
+    with pytest.raises(DataError, match="not those of any rows"):
+        moments.check(CONFIG)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.booleans(), min_size=30, max_size=30), st.integers(1, 6))
 def test_no_change_of_few_rows_shows_by_itself(out, least):

@@ -1,13 +1,16 @@
 """Counts of one client alone refuse nobody's request, and hide no loss behind rows that it never had. What several
 clients count, or one that holds most rows, is believed."""
 
+import time
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.test_targets import diabetes, tags
 from torch import nn
 
 from fedup import Federation, Forget, collect, dirichlet, plug, unlearn
@@ -16,7 +19,7 @@ from fedup.clients.tally import TallyQuestion
 from fedup.errors import HarmError
 from fedup.serving.plugged import Served
 from fedup.statistics.proportions import Paired
-from fedup.statistics.tally import MOST_CLASS_ROWS, Tally
+from fedup.statistics.tally import MOST_CLASS_ROWS, Tally, added_counts
 from fedup.unlearning.outvoted import rows_reported_to, weighed, without_single_words
 from fedup.unlearning.plan import Terms
 
@@ -77,6 +80,44 @@ def test_no_client_alone_can_have_another_set_aside(honest, hostile, claimed):
     assert outvoted({0: counted(100, 93), 9: counted(150)}, of_9=10**6).decisive == {0: 0}
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    honest=st.lists(st.integers(40, 200), min_size=4, max_size=8),
+    liars=st.integers(1, 2),
+    rows=st.integers(10, 60),
+    change=st.floats(-1, 1),
+)
+def test_what_one_client_or_two_say_they_gain_hides_no_loss_of_others(honest, liars, rows, change):
+    """ "Nothing was right before, and all is now": their rows count, and no more. What all gain is believed."""
+    others = {client: moved(own, change) for client, own in enumerate(honest)}
+    tallies = {**others, **{100 + liar: moved(rows, 1.0) for liar in range(liars)}}
+    kept = outvoted(tallies).tallies
+    assert {client: kept[client] for client in others if change >= 0} == {c: others[c] for c in others if change >= 0}
+    if change <= 0:
+        lost, together = added(others), added(kept)
+        assert together.before - together.after == pytest.approx(lost.before - lost.after)
+
+
+def moved(rows: int, change: float) -> Tally:
+    """Of class 0: a share of the rows that were wrong before is right now, or the other way round."""
+    hits = round(abs(change) * rows)
+    before, after = (0, hits) if change > 0 else (hits, 0)
+    return Tally({}, {0: Paired(rows, before, after, 0)}, {}, {})
+
+
+def added(tallies: dict[int, Tally]) -> Paired:
+    return added_counts(tally.held_out for tally in tallies.values())[0]
+
+
+def test_a_liar_takes_a_server_no_more_time_than_there_are_clients():
+    """Whether the others contradict it is asked of each of them."""
+    tallies = {client: counted(30) for client in range(5000)} | {9999: counted(200, 200)}
+    reported = lambda client, _: 10**5 if client == 9999 else 30  # noqa: E731
+    started = time.process_time()
+    assert without_single_words(tallies, reported, 0.1).alone
+    assert time.process_time() - started < 5  # 25 million sums would take half a minute
+
+
 class Lying(InProcess):
     """Clients in process, some of which count what they like in every class."""
 
@@ -122,6 +163,24 @@ def test_no_client_alone_can_veto_the_erasure_of_others_or_bring_back_a_class_an
     assert verdict.is_good and verdict.statistic.after > 0 and "clients have counted such answers" in verdict.words
 
 
+@pytest.mark.parametrize("case", [diabetes, tags])
+def test_no_client_alone_can_veto_an_erasure_where_rows_have_labels_or_values(case):
+    """It counts all that it may in every label or value, and the others have many more rows."""
+    federation, model = case()
+    outputs = federation.num_classes * (2 if federation.targets == "labels" else 1)
+
+    class Vetoing(InProcess):
+        def ask(self, questions, *, optional=()):
+            for client, answer in super().ask(questions, optional=optional):
+                if client == 2 and isinstance(questions[client], TallyQuestion):
+                    answer = replace(answer, retained=dict.fromkeys(range(outputs), LOST), held_out={})
+                yield client, answer
+
+    plugged, store = plug(model), collect(model, federation)
+    report = unlearn(plugged, store, Forget.clients([1]), clients=Vetoing(federation, model))
+    assert plugged.served is not None and any("Client 2 alone counts a loss of" in note for note in report.notes)
+
+
 class LyingOnce(Lying):
     """They lie about the first filter only."""
 
@@ -137,6 +196,13 @@ def test_notes_of_who_is_set_aside_are_about_the_filter_that_is_served(trained_d
     report = unlearn(plugged, store, request, clients=contact, terms=Terms(measure=True))
     is_first = plugged.served is contact.candidates[0]
     assert any("alone counts" in note for note in report.notes) is is_first
+
+
+def test_a_class_that_nobody_reported_is_not_lost_by_the_counts_of_one_client():
+    tallies = {client: Tally({4: LOST}, {0: Paired(40, 40, 40, 40)}, {}, {}) for client in range(3)}
+    rows = {0: 40, 4: 0}
+    assert all(tally.retained == {} for tally in weighed(tallies, lambda client, label: rows[label]).values())
+    assert all(tally.retained for tally in weighed(tallies, lambda client, label: 40 if client == 1 else 0).values())
 
 
 def test_counts_weigh_no_more_than_the_rows_that_a_client_reported(trained_digits):

@@ -31,7 +31,7 @@ from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.kmeans import centroid_count
-from fedup.statistics.tally import MOST_CLASS_ROWS, MOST_ROWS, RowsToCount
+from fedup.statistics.tally import LARGEST_COUNT, MOST_ROWS, RowsToCount
 
 CLASSES = 3
 ODD = [None, True, -1, 0, 1, 7, 1.5, math.nan, math.inf, 2**31, 10**400, "a", "1", [], {}, [[]], ["a"], {"x": {}}]
@@ -103,14 +103,14 @@ def _hits_within_rows(question, answer) -> None:
     assert answer.forgotten.keys() <= {"r"} and answer.unseen.keys() <= {"r"}
     for counts in (answer.retained, answer.held_out, *answer.forgotten.values(), *answer.unseen.values()):
         for label, one in counts.items():
-            assert type(label) is int and 0 <= label < CLASSES and 0 < one.rows <= MOST_ROWS
+            assert type(label) is int and 0 <= label < CLASSES and 0 < one.rows <= MOST_ROWS and one.rows % 1 == 0
             assert 0 <= one.both <= min(one.before, one.after) and max(one.before, one.after) <= one.rows
             assert one.before + one.after - one.both <= one.rows + 1e-6
 
 
 def _hits_by_bias(question, answer) -> None:
     for label, (rows, *hits) in [*answer.retained.items(), *answer.held_out.items()]:
-        assert type(label) is int and 0 <= label < CLASSES and 0 < rows <= MOST_CLASS_ROWS
+        assert type(label) is int and 0 <= label < CLASSES and 0 < rows <= LARGEST_COUNT
         assert len(hits) == 1 + len(question.biases) and all(0 <= own <= rows for own in hits)
 
 

@@ -114,3 +114,19 @@ def test_a_part_that_was_pending_and_is_answered_with_nonsense_stays_pending_and
     grid.spoil = untouched if lie is None else spoiling(lie, kind=kind)
     left = set() if lie is None else {ODD - FIRST}
     assert finish_pending(plugged, store, **options).pending.keys() == left == set(store.clients_out)
+
+
+@pytest.mark.parametrize("instead", [lambda reply: None, refused], ids=["no reply", "a refusal"])
+def test_a_node_that_gives_no_counts_is_waited_for_once(instead):
+    """It would hold up every filter that is tried, and every step to better biases, or use up its refusals."""
+
+    def withheld(node, reply):
+        counts = {"retained", "held_out"} <= told(reply).details.keys()
+        return instead(reply) if node == FIRST + 2 and counts else reply
+
+    grid = WORLD.grid(withheld)
+    contact, plugged = WORLD.contact(grid, retries=0), plug(WORLD.model)
+    store = collect(WORLD.model, contact, statistics=MomentConfig(least_rows=1))
+    unlearn(plugged, store, Forget.clients([0]), clients=contact, terms=Terms(max_class_loss=0.1), force=True)
+    asked = [node for node, _ in grid.asked("tally", "biases")]
+    assert asked.count(FIRST + 2) == 1 < asked.count(FIRST + 1)

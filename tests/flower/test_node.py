@@ -257,7 +257,7 @@ def test_rows_labels_and_ids_that_do_not_fit_together_are_a_failure_that_tells_n
     assert answer.status == "failed" and "Held-out rows" in answer.reason
 
 
-@pytest.mark.parametrize("kind", ["labels", "summarize", "sketch", "spreads", "moments", "tally"])
+@pytest.mark.parametrize("kind", ["labels", "summarize", "sketch", "spreads", "moments", "tally", "biases"])
 def test_a_question_out_of_shape_is_answered_with_a_failure_and_the_next_one_as_ever(world, node, kind):
     details = _summary_details(**exact_details(world).get(kind, {}))
     assert node.ask(kind, **details).status == "ok"
@@ -280,6 +280,17 @@ def test_what_a_node_does_not_hold_or_know_is_a_failure_that_says_so(world, node
     answer = Node(world, world.app(CLIENT, **with_rows(world, 3, NAN))).summarize()
     assert answer.status == "failed" and "NaN" in answer.reason
     assert str(int(world.rows(CLIENT)[3])) not in answer.reason.split()  # nothing of what it met
+
+
+@pytest.mark.parametrize(
+    "biases", [[], [[0.0] * 10] * 17, [[0.0] * 9], [[0.0]], [[0.0] * 9 + [NAN]], [[0.0] * 9 + [1e999]]]
+)
+def test_biases_are_few_finite_and_one_for_each_class(world, biases):
+    details = {**exact_details(world)["biases"], "biases": biases}
+    node = Node(world, world.app(CLIENT))
+    assert node.ask("tally", **exact_details(world)["tally"]).status == "ok"  # it has the weights
+    node.app = world.app(CLIENT, data=lambda context: pytest.fail("rows were read"))
+    assert node.ask("biases", **details).status == "failed"
 
 
 def test_an_answer_is_no_longer_than_the_model_is_wide_however_often_a_server_names_a_position(world):

@@ -1,8 +1,10 @@
 """Messages: what was written is read again, and what strangers send is either that or a DataError."""
 
 import contextlib
+import gc
 import io
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -61,6 +63,16 @@ def assert_same_tensors(one: dict, other: dict) -> None:
         assert tensor.numpy().tobytes() == other[name].numpy().tobytes()  # NaN and the sign of 0 too
 
 
+@contextlib.contextmanager
+def no_garbage_collection():
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def text_of(told: object) -> RecordDict:
     return RecordDict({"fedup": ConfigRecord({"json": told if isinstance(told, str) else json.dumps(told)})})
 
@@ -112,6 +124,15 @@ def test_an_answer_of_just_the_size_that_is_taken_is_taken_and_one_byte_less_is_
     assert read_answer(content, most_bytes=size_of(content)).arrays["zeros"].shape == (1000,)
     with pytest.raises(DataError, match="bytes came"):
         read_answer(content, most_bytes=size_of(content) - 1)
+
+
+def test_a_message_that_was_read_is_freed_at_once_with_its_arrays():
+    content = write_answer(Answer("ok", "", {}, {"zeros": torch.zeros(1000)}))
+    message = weakref.ref(content)
+    with no_garbage_collection():
+        read_answer(content, most_bytes=PLENTY)
+        del content
+        assert message() is None
 
 
 def npy(values: np.ndarray, **options: bool) -> bytes:

@@ -30,7 +30,8 @@ _CLEAR = 4.0  # deviations of noise
 _WITHIN = 1.5  # times the middle distance of a class's means from their centre
 _CELLS_AT_ONCE = 2048  # whose distances are in memory
 _COLUMNS_AT_ONCE = 16  # of means that are read for a median
-_SORTED_AT_ONCE = 2**18  # numbers
+_SORTED_AT_ONCE = 2**17  # numbers, 64 bits each
+_PLACES = 2**29 - 1  # the bits that are 0 in double precision where single precision is enough
 _AT_ONCE = 0.1  # share of the suspects that are set aside before the others are judged again
 
 Answers = Callable[[Tensor], Tensor]  # what the last layer answers to features (N, D): classes (N,)
@@ -199,14 +200,27 @@ def weighted_median(points: Sequence[Tensor], weights: Sequence[float]) -> Tenso
     >>> weighted_median([torch.tensor([float(n)]) for n in (1, 2, 3, 1e9)], [5.0, 5.0, 5.0, 1e9])
     tensor([2.], dtype=torch.float64)
     """
-    return _weighted_median(torch.stack(list(points)).double(), torch.tensor(weights, dtype=torch.float64))
+    return _weighted_median(torch.stack(list(points)).float(), torch.tensor(weights, dtype=torch.float64))
 
 
 def _weighted_median(points: Tensor, weights: Tensor) -> Tensor:
-    weights, medians = weights.clamp(max=float(np.median(weights.numpy()))), []
-    half = weights.sum() / 2
+    """The same, of points in single precision."""
+    capped = weights.clamp(max=float(np.median(weights.numpy()))).numpy()
+    medians = []
     for part in points.T.split(max(1, _SORTED_AT_ONCE // len(points))):
-        ordered, order = part.contiguous().sort(dim=1)  # (d, N)
-        reached = weights[order].cumsum(1) >= half
-        medians.append(ordered.gather(1, reached.int().argmax(1, keepdim=True)).flatten())
+        order = _order(part.numpy())  # (d, N)
+        middle = (capped[order].cumsum(1) >= capped.sum() / 2).argmax(1, keepdims=True)
+        medians.append(part.gather(1, torch.from_numpy(np.take_along_axis(order, middle, 1))).flatten())
     return torch.cat(medians).double()
+
+
+def _order(rows: np.ndarray) -> np.ndarray:
+    """The places of each row's numbers, which are of single precision, from the smallest number to the largest.
+
+    Double precision leaves 29 bits of each for its place, and numbers are sorted several times as fast by themselves.
+    """
+    numbers = rows.astype(np.float64, order="C")
+    bits = numbers.view(np.int64)
+    bits |= np.arange(rows.shape[1])
+    numbers.sort(axis=1)
+    return bits & _PLACES

@@ -164,22 +164,23 @@ class StoreBuilder:
         for label, second in answer.by_class.items():
             self._of_classes[label] = self._of_classes.get(label, 0) + second
         named = {*self._sample_labels.get(client, {}).values()} - self._forget_set.class_ids
-        held = sorted({*moments.counts.nonzero().flatten().tolist(), *named})  # samples may take out a whole cell
+        held = sorted({*moments.held, *named})  # samples may take out a whole cell
         self._clients.append(client)
         self._cells_of.append(len(held))
         self._labels.extend(held)
         self._counts.extend(moments.counts.numpy()[held].tolist())
         if held:
             self._parts[client] = ClientPart(moments.sums[held], moments.second)
-        if moments.rows and not answer.by_class:
+        rows = moments.rows
+        if rows and not answer.by_class:
             self._unsent.add(client)
         for label in answer.few:
             self._few.setdefault(label, set()).add(client)
-        if moments.rows:
-            squares = diagonal_of(moments.second, moments.width).double() / moments.rows
+        if rows:
+            squares = diagonal_of(moments.second, moments.width) / rows
             inputs = moments.width - self._config.outputs
             square, values = float(squares[:inputs].sum()), max(squares[inputs:].tolist(), default=0.0)
-            self._scale_numbers.extend((moments.rows, answer.shortened, answer.clipped, square, values))
+            self._scale_numbers.extend((rows, answer.shortened, answer.clipped, square, values))
         self._shortened += answer.shortened
         self._clipped += answer.clipped
         if answer.unreported:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -173,17 +174,18 @@ def _check_counts(answer: ClientMoments, config: MomentConfig) -> None:
 
 def _of_moments(answer: ClientMoments, config: MomentConfig) -> Profile:
     moments = answer.moments
-    held, inputs = moments.counts.nonzero().flatten(), moments.width - config.outputs
-    rows = moments.counts[held].double()
-    means = moments.sums[held, :inputs].double() * config.step / rows[:, None]
+    held, inputs = moments.held, moments.width - config.outputs
+    rows = moments.counts.numpy()[held].astype(np.float64)
+    means = moments.sums.numpy()[held, :inputs] * config.step / rows[:, None]
     parts = [(moments.second, moments.rows), *((own, int(moments.counts[c])) for c, own in answer.by_class.items())]
     lengths = [_rms(diagonal_of(second, moments.width)[:inputs], count, config) for second, count in parts]
-    return Profile(tuple(held.tolist()), rows, means.float(), max(lengths), torch.zeros(len(held)))
+    of_classes = torch.from_numpy(rows), torch.from_numpy(means.astype(np.float32))
+    return Profile(tuple(held), *of_classes, max(lengths), torch.zeros(len(held)))
 
 
-def _rms(squares: Tensor, rows: int, config: MomentConfig) -> float:
+def _rms(squares: np.ndarray, rows: int, config: MomentConfig) -> float:
     """The root mean square length of rows, from the sums of their features' squares."""
-    return config.step * float((squares.double().sum() / max(rows, 1)).sqrt())
+    return config.step * float(np.sqrt(squares.sum(dtype=np.float64) / max(rows, 1)))
 
 
 def _of_centroids(summary: Summary, question: CentroidsQuestion, facts: ModelFacts) -> Profile:

@@ -90,7 +90,7 @@ class MomentsQuestion(ExactQuestion[ClientMoments]):
 
     def read(self, details: Details, arrays: Arrays, facts: ModelFacts) -> ClientMoments:
         read = _read(details, arrays, facts, self.cut, self.config, always=self.labels is not None)
-        held = set(read.moments.counts.nonzero().flatten().tolist())
+        held = set(read.moments.held)
         require(self.labels is None or held <= self.labels, "it reports classes that nobody asked for")
         require(not held & self.without, "it reports classes that were to be left out")
         return read
@@ -170,7 +170,7 @@ class MomentChangeQuestion(ExactQuestion[tuple[ClientMoments, ClientMoments]]):
                 raise DataError(f"{name} is missing")
             mine = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
             part = _read({**own, "client": details.get("client")}, mine, facts, self.cut, self.config, always=True)
-            held = set(part.moments.counts.nonzero().flatten().tolist())
+            held = set(part.moments.held)
             require(held <= self.labels, "it reports classes that nobody asked for")
             parts.append(part)
         return parts[0], parts[1]
@@ -243,7 +243,7 @@ def _moments(data: ClientData, cut: str, config: MomentConfig, chosen: Tensor, *
 def _message(answer: ClientMoments) -> Message:
     """Integers travel in as few bytes as the largest of an array needs."""
     moments = answer.moments
-    held = moments.counts.nonzero().flatten().tolist()
+    held = moments.held
     details: dict[str, Any] = {
         "rows": [[label, int(moments.counts[label])] for label in held],
         "shortened": answer.shortened,
@@ -305,8 +305,8 @@ def _read(
     if not again:
         moments.check(config)
         _check_targets(moments, config)
-        of_features = moments.sums[:, :inputs], moments.second[: inputs * (inputs + 1) // 2]
-        negative = features.nonnegative and any(int(part.min()) < 0 for part in of_features)
+        of_features = moments.sums.numpy()[:, :inputs], moments.second.numpy()[: inputs * (inputs + 1) // 2]
+        negative = features.nonnegative and any(part.min() < 0 for part in of_features)
         require(not negative, "sums of features are below 0 where none can be")
     about = shortened, unreported, few, clipped, features.shape, features.nonnegative
     return ClientMoments(checks.client_number(details), moments, of_classes, *about)
@@ -317,9 +317,9 @@ def _check_targets(moments: IntegerMoments, config: MomentConfig) -> None:
     if config.targets == "classes":
         return
     inputs, most = moments.width - config.outputs, 1 if config.targets == "labels" else VALUE_STEPS
-    sums, squares = moments.sums.sum(0)[inputs:], diagonal_of(moments.second, moments.width)[inputs:]
-    fits = bool((sums.abs() <= moments.rows * most).all()) and bool((squares <= moments.rows * most**2).all())
-    require(fits and (most > 1 or torch.equal(sums, squares)), "its targets are larger than any row has")
+    sums, squares = moments.sums.numpy().sum(0)[inputs:], diagonal_of(moments.second, moments.width)[inputs:]
+    fits = bool((abs(sums) <= moments.rows * most).all()) and bool((squares <= moments.rows * most**2).all())
+    require(fits and (most > 1 or np.array_equal(sums, squares)), "its targets are larger than any row has")
 
 
 def _sends_classes(config: MomentConfig, held: int, rows: int, width: int) -> bool:

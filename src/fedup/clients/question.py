@@ -139,6 +139,9 @@ class Question(ABC, Generic[A]):
     def check_model(self, base: str) -> None:
         """Raise if it brings a filter of another model."""
 
+    def check_classes(self, num_classes: int) -> None:
+        """Raise if it does not fit a model of so many classes; this needs neither the model nor a row."""
+
     def check_rows(self, answer: A, declared: int) -> None:
         """Raise DataError if an answer is of more rows than its client declared when it trained."""
 
@@ -168,9 +171,6 @@ class PrivateQuestion(Question[A], Generic[A, P]):
     @property
     def protection(self) -> DP:
         return self.dp
-
-    def check_classes(self, num_classes: int) -> None:
-        """Raise if it asks for unknown classes; this needs neither a model nor a row."""
 
     @abstractmethod
     def plan(self, model: nn.Module, blank: Tensor, num_classes: int, reader: FeatureReader | None = None) -> P:

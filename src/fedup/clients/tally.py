@@ -14,7 +14,7 @@ from fedup.errors import DataError
 from fedup.serving.filter_file import parts_of, served_from
 from fedup.serving.plugged import Served, filtered_view
 from fedup.statistics.proportions import Paired
-from fedup.statistics.tally import MOST_CLASS_ROWS, MOST_ROWS, RowsToCount, Tally, tally
+from fedup.statistics.tally import LARGEST_COUNT, MOST_CLASS_ROWS, MOST_ROWS, RowsToCount, Tally, tally
 
 _BY_CLASS = "retained", "held_out"
 
@@ -51,10 +51,9 @@ class TallyQuestion(ExactQuestion[Tally]):
     def answer(self, data: ClientData) -> Tally:
         original, before, after = (filtered_view(data.model, served) for served in (None, self.before, self.after))
         counted = tally(data, self.rows, original=original, before=before, after=after)
-        least = min(data.least_rows, MOST_CLASS_ROWS)
-        retained, held_out = (_enough(counts, least) for counts in (counted.retained, counted.held_out))
+        retained, held_out = (_enough(counts, data.least_rows) for counts in (counted.retained, counted.held_out))
         forgotten, unseen = (
-            {name: _enough(counts, least) for name, counts in by_request.items()}
+            {name: _enough(counts, data.least_rows) for name, counts in by_request.items()}
             for by_request in (counted.forgotten, counted.unseen)
         )
         return Tally(retained, held_out, forgotten, unseen)
@@ -107,7 +106,7 @@ def _summed(served: Served) -> Served:
 
 
 def _counts(reported: object, num_classes: int, *, most: int) -> dict[int, Paired]:
-    """Counts by class, of at most `most` rows each, so that no node outvotes all others."""
+    """Counts by class, as if of at most `most` rows each, so that no node outvotes all others."""
     if not isinstance(reported, list):
         raise DataError("its counts are no list")
     counts: dict[int, Paired] = {}
@@ -116,8 +115,9 @@ def _counts(reported: object, num_classes: int, *, most: int) -> dict[int, Paire
         require(numbers, "a count is no row of five numbers")
         label, rows, before, after, both = row
         require(type(label) is int and 0 <= label < num_classes, "a label is out of range")
+        require(type(rows) is int, "a number of rows is no whole number")
         require(label not in counts, "a label comes twice")
-        require(0 < rows <= most and 0 <= both <= min(before, after), "counts do not add up")
+        require(0 < rows <= LARGEST_COUNT and 0 <= both <= min(before, after), "counts do not add up")
         require(max(before, after) <= rows and before + after - both <= rows + 1e-6, "there are more hits than rows")
-        counts[label] = Paired(rows, before, after, both)
+        counts[label] = Paired(rows, before, after, both).at_most(most)
     return counts

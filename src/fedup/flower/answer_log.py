@@ -5,6 +5,7 @@ Thousands of nodes answer within seconds: a file for each would take longer to s
 
 import hashlib
 import json
+import math
 import os
 import struct
 from io import FileIO
@@ -137,8 +138,7 @@ def _answer_at(file: int, place: int, key: str) -> Answer | None:
         plain = json.loads(content[key_size : key_size + header_size])
         arrays, start = {}, key_size + header_size
         for name, dtype, shape in plain["arrays"]:
-            count = int(np.prod(shape, dtype=np.int64))
-            numbers = np.frombuffer(content, dtype=np.dtype(dtype), count=count, offset=start).reshape(shape)
+            numbers = np.frombuffer(content, dtype=np.dtype(dtype), count=math.prod(shape), offset=start).reshape(shape)
             arrays[name], start = torch.from_numpy(numbers.copy()), start + numbers.nbytes
         return Answer("ok", plain["base"], plain["details"], arrays, size=plain["size"])
     except (struct.error, ValueError, KeyError, TypeError):

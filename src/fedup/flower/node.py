@@ -109,6 +109,7 @@ def _answer(ask: Ask, source: Source) -> Answer:
         if kind is WhoQuestion:
             return Answer("ok", ask.base, {"client": source.number})
         question, work = kind.from_message(ask.details, ask.arrays), Work(ask, source, _num_classes_of(ask))
+        question.check_classes(work.num_classes)
         if isinstance(question, PrivateQuestion):
             return answer_privately(work, question)
         assert isinstance(question, ExactQuestion)  # there is no third kind

@@ -22,7 +22,6 @@ _LOG = logging.getLogger(__name__)
 
 def answer_privately(work: Work, question: PrivateQuestion[Any, Any]) -> Answer:
     """The release (the same one again if it was made before), or a refusal that does not depend on the node's rows."""
-    question.check_classes(work.num_classes)
     by_person = question.dp.unit == "subject"
     if by_person and work.source.subjects is None:
         raise DataError("This node does not know whose its rows are (mount(…, subjects=…)): ask with unit='record'.")

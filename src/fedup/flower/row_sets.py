@@ -19,7 +19,7 @@ from fedup.clients.tally import TallyQuestion
 from fedup.federation import named_rows
 from fedup.flower.node_record import WithheldError
 from fedup.statistics.eraser_statistics import MOST_REFERENCE_ROWS, RowGroups, second_moment_rows
-from fedup.statistics.tally import MOST_CLASS_ROWS, rows_counted
+from fedup.statistics.tally import rows_counted
 from fedup.targets import kind_of
 
 
@@ -93,16 +93,15 @@ def _(question: SecondMomentsQuestion, data: ClientData) -> Iterator[Tensor]:
 
 @row_sets.register
 def _(question: BiasesQuestion, data: ClientData) -> Iterator[Tensor]:
-    least = min(data.least_rows, MOST_CLASS_ROWS)
     for rows in question.counted(data):
-        yield from (group for group in _groups(rows, data) if len(group) >= least)
+        yield from (group for group in _groups(rows, data) if len(group) >= data.least_rows)
 
 
 @row_sets.register
 def _(question: TallyQuestion, data: ClientData) -> Iterator[Tensor]:
     for by_label, rows in rows_counted(data, question.rows):
         groups = _groups(rows, data) if by_label else [rows]
-        yield from (group for group in groups if len(group) >= min(data.least_rows, MOST_CLASS_ROWS))
+        yield from (group for group in groups if len(group) >= data.least_rows)
 
 
 @row_sets.register

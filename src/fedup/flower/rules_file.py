@@ -11,7 +11,8 @@ format = 1
 #   "moments"    counts, sums and second moments of features, by class
 #   "centroids"  means of few rows, or of one: close to the rows themselves
 #   "eraser"     means, variances and second moments at early layers, for sample requests
-#   "tallies"    counts of right answers under a filter, for verdicts
+#   "tallies"    counts of right answers under filters, and with biases added to scores, for verdicts and so that no
+#                class is harmed. Very many of them show the scores of rows. Each request takes one to ten answers
 #   "labels"     the class of each named row, and whether this node holds it: needed for sample requests
 #   "delta"      a change of weights fitted to named rows, so that they look unseen: for withdrawals
 #   "subjects"   which rows are a person's, asked by the person's tag: needed for requests that name persons

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from io import BytesIO
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from fedup.clients.messages import FORMAT, NONCE, answer_text, arrays_size, field_size, question_text, text_size
@@ -26,6 +26,7 @@ _MOST_OF_A_ROW = 100_000_000  # numbers
 _NPY = b"\x93NUMPY\x01\x00"  # how numpy's files of version 1 start
 _DEEPEST = 32  # lists in lists of a message
 _TYPES = {"float16", "float32", "float64", "int32", "int64", "uint8", "bool"}
+_Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def write_ask(ask: Ask, weights: ArrayRecord | None = None) -> RecordDict:
 
 def read_ask(content: RecordDict) -> Ask:
     """The inverse of `write_ask`."""
-    text, records = _text_of(content), content.array_records
+    text, records = _text_of(content), _records(content, ArrayRecord)
     weights = tensors_of(records["weights"]) if "weights" in records else None
     arrays = tensors_of(records.get("arrays"))
     try:
@@ -109,7 +110,7 @@ def read_answer(content: RecordDict, *, most_bytes: int) -> Answer:
     size = size_of(content)
     if size > most_bytes:
         raise DataError(f"{size:,} bytes came, and at most {most_bytes:,} are taken")
-    text, arrays = _text_of(content), tensors_of(content.array_records.get("arrays"))
+    text, arrays = _text_of(content), tensors_of(_records(content, ArrayRecord).get("arrays"))
     if "__metadata__" in arrays:
         raise DataError("an array has a name that no file can hold")
     status = text.get("status")
@@ -136,10 +137,18 @@ def _content(text: str, arrays: Mapping[str, Tensor]) -> RecordDict:
     return content
 
 
+def _records(content: RecordDict, kind: type[_Record]) -> dict[str, _Record]:
+    """The records of one kind.
+
+    What Flower's own properties return refers to itself and to the message: only the garbage collector frees it.
+    """
+    return {key: record for key, record in content.items() if isinstance(record, kind)}
+
+
 def _text_of(content: RecordDict) -> dict[str, Any]:
     """The text of a message, parsed."""
     try:
-        sent = str(content.config_records["fedup"]["json"])
+        sent = str(_records(content, ConfigRecord)["fedup"]["json"])
         text = json.loads(sent)
     except (KeyError, ValueError, RecursionError) as error:
         raise DataError("there is no readable fedup record in the message") from error
@@ -186,10 +195,10 @@ def size_of(content: RecordDict) -> int:
     What Flower and gRPC put around them is not counted: some hundred bytes for each message and array.
     """
     records: list[tuple[str, int]] = []
-    for key, arrays in content.array_records.items():
+    for key, arrays in _records(content, ArrayRecord).items():
         parts = ((name, array.dtype, array.shape, len(array.data)) for name, array in arrays.items())
         records.append((key, arrays_size(parts)))
-    for named in (content.config_records, content.metric_records):
+    for named in (_records(content, ConfigRecord), _records(content, MetricRecord)):
         for key, values in named.items():
             sizes = (field_size(text_size(name) + _value_size(value)) for name, value in values.items())
             records.append((key, sum(sizes)))

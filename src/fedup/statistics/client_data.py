@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fedup.federation import Client, named_rows
 from fedup.models.features import FeatureReader
 from fedup.request import Forget
+from fedup.rng import sample
 from fedup.targets import kind_of
 
 
@@ -52,6 +53,11 @@ class ClientData:
         client, request = self.client, Forget(class_ids=finished)
         parts = (client.train, client.validation, client.heldout)
         return replace(self, client=Client(client.id, *(named_rows(client, request, own, self.y)[1] for own in parts)))
+
+    def some(self, rows: Tensor, most: int) -> Tensor:
+        """Of these rows at most so many, to count answers to. A client that answers for groups of rows alone counts
+        all of them: a sample would leave a small group beside it, or make one with the next sample."""
+        return rows if self.least_rows > 1 else sample(rows, most, "tally", len(rows))
 
     def shared_reader(self, cut: str) -> FeatureReader | None:
         """The shared reader of features at a cut, if there is one."""

@@ -19,6 +19,7 @@ MOST_STEPS = 2**20  # steps of the grid within the bound, so that blocks of 4,09
 _NARROW = (
     512  # features, up to which an index of the whole matrix is kept: clients' moments are unpacked by the thousand
 )
+_BORDER = 4  # rows and columns: LAPACK takes twice as long to factor a matrix whose size is a multiple of 128
 VALUE_STEPS = 2**16  # steps of the grid of values within their bound
 
 
@@ -170,7 +171,13 @@ class IntegerMoments:
     @property
     def rows(self) -> int:
         """Of all classes."""
-        return int(self.counts.sum())
+        return int(self.counts.numpy().sum())  # numpy is quicker to call, and this is asked often
+
+    @property
+    def held(self) -> list[int]:
+        """Classes with rows."""
+        held: list[int] = self.counts.numpy().nonzero()[0].tolist()
+        return held
 
     @property
     def nbytes(self) -> int:
@@ -227,17 +234,16 @@ class IntegerMoments:
             return
         held = counts > 0
         means = torch.from_numpy(sums[held] / np.sqrt(counts[held])[:, None])
+        bordered = torch.eye(self.width + _BORDER, dtype=torch.float64)  # positive where what it borders is
         # within classes: positive semidefinite for real rows
-        scatter = self.lower_second().addmm_(means.T, means, alpha=-1)
+        scatter = _put_lower(self.second, bordered[: self.width, : self.width]).addmm_(means.T, means, alpha=-1)
         scatter.diagonal().add_(1e-9 * trace + 1e-3)
-        if int(torch.linalg.cholesky_ex(scatter).info):
+        if int(torch.linalg.cholesky_ex(bordered).info):
             raise DataError("second moments are not those of any rows with these sums")
 
     def lower_second(self) -> Tensor:
         """The lower triangle of the second moments, zeros above it. (D, D) in double precision"""
-        lower = np.zeros((self.width, self.width))
-        lower[_lower(self.width).numpy()] = self.second.numpy()  # a third of the time that masked_scatter_ takes
-        return torch.from_numpy(lower)
+        return _put_lower(self.second, torch.zeros(self.width, self.width, dtype=torch.float64))
 
     def dense_second(self) -> Tensor:
         """The second moments as a full matrix. (D, D) in double precision"""
@@ -280,19 +286,26 @@ def unpacked(triangle: Tensor, width: int) -> Tensor:
     return matrix + matrix.tril(-1).T
 
 
-def diagonal_of(triangle: Tensor, width: int) -> Tensor:
+def _put_lower(triangle: Tensor, matrix: Tensor) -> Tensor:
+    """Write a lower triangle into a matrix; returns the matrix."""
+    matrix.numpy()[_lower(len(matrix)).numpy()] = triangle.numpy()  # a third of the time that masked_scatter_ takes
+    return matrix
+
+
+def diagonal_of(triangle: Tensor, width: int) -> np.ndarray:
     """The diagonal of a symmetric matrix, from its lower triangle. (D,)"""
-    return triangle[_diagonal(width)]
+    diagonal: np.ndarray = triangle.numpy()[_diagonal(width)]
+    return diagonal
 
 
 def trace_of(triangle: Tensor, width: int) -> float:
     """The sum of the diagonal of a symmetric matrix, from its lower triangle."""
-    return float(triangle.numpy()[_diagonal(width).numpy()].sum(dtype=np.float64))
+    return float(diagonal_of(triangle, width).sum(dtype=np.float64))
 
 
 @lru_cache(maxsize=8)
-def _diagonal(width: int) -> Tensor:
-    return torch.arange(1, width + 1).cumsum(0) - 1
+def _diagonal(width: int) -> np.ndarray:
+    return np.arange(1, width + 1).cumsum() - 1
 
 
 @lru_cache(maxsize=2)

@@ -22,7 +22,7 @@ def add_client(store: MomentStore, client: int, moments: IntegerMoments, by_clas
     total = store.total + moments
     total.check(store.config)
     unheld = store.total.counts == 0
-    labels = moments.counts.nonzero().flatten().tolist()
+    labels = moments.held
     insert_cells(store, [(client, label) for label in labels])
     store.clients = tuple(sorted((*store.clients, client)))
     store.__dict__.pop("known_clients", None)

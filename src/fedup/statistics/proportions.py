@@ -42,6 +42,15 @@ class Paired:
     def __add__(self, other: "Paired") -> "Paired":
         return Paired(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
+    def __sub__(self, other: "Paired") -> "Paired":
+        return Paired(*(own - part for own, part in zip(astuple(self), astuple(other), strict=True)))
+
+    def at_most(self, rows: float) -> "Paired":
+        """The same shares, of no more rows than that."""
+        if self.rows <= rows:
+            return self
+        return Paired(*(rows * (number / self.rows) for number in astuple(self)))
+
     @property
     def share_before(self) -> Estimate:
         """The share of hits before, with Wilson's score interval."""

@@ -1,7 +1,9 @@
 """Counts of right answers to a client's own rows, for verdicts and for the check of every class."""
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -11,15 +13,15 @@ from fedup.federation import named_rows
 from fedup.models.cut import logits_of
 from fedup.models.features import FEATURE_BATCH
 from fedup.request import Forget
-from fedup.rng import sample
 from fedup.statistics.client_data import ClientData
 from fedup.statistics.eraser_statistics import RowGroups, Weights, read_weights, write_weights
 from fedup.statistics.proportions import Paired
 from fedup.statistics.target_tally import TargetCounter
 from fedup.targets import kind_of
 
-MOST_ROWS = 2000  # of one kind at one client: more would hardly improve a verdict
-MOST_CLASS_ROWS = 200  # retained rows of one class at one client
+MOST_ROWS = 2000  # of one kind at one client: more would hardly improve a verdict, and weigh no more in it
+MOST_CLASS_ROWS = 200  # retained rows of one class at one client, likewise
+LARGEST_COUNT = 2**53  # that every number holds exactly
 Counts = Mapping[int, Paired]  # by label
 
 
@@ -64,6 +66,14 @@ class Tally:
         return {"retained": _rows_of(self.retained), "held_out": _rows_of(self.held_out), **by_request}
 
 
+def added_counts(counted: Iterable[Counts]) -> dict[int, Paired]:
+    """By label, the counts of several clients together."""
+    added: defaultdict[int, Paired] = defaultdict(Paired)
+    for label, counts in chain.from_iterable(counts.items() for counts in counted):
+        added[label] += counts
+    return added
+
+
 def rows_counted(data: ClientData, counted: RowsToCount) -> Iterator[tuple[bool, Tensor]]:
     """The groups of rows that `tally` counts answers to, and whether it counts by label."""
     data = data.without(counted.finished)
@@ -78,14 +88,14 @@ def rows_counted(data: ClientData, counted: RowsToCount) -> Iterator[tuple[bool,
     yield from ((True, rows) for rows in counted_by_class(data, counted) if counted.classes)
     for name, request in counted.requests.items():
         if request.class_ids and not request.client_ids and not request.sample_ids:
-            yield True, _some(named_rows(client, request, held_out, y)[0], MOST_ROWS)
+            yield True, data.some(named_rows(client, request, held_out, y)[0], MOST_ROWS)
             continue
         rows = _request_rows(data, request)
         yield True, rows
         if counted.carried.get(name):
-            yield False, _some(held_out, MOST_ROWS)
+            yield False, data.some(held_out, MOST_ROWS)
         elif len(rows):
-            yield True, _alike(held_out, rows, y)
+            yield True, _alike(held_out, rows, data)
 
 
 def counted_by_class(data: ClientData, counted: RowsToCount) -> tuple[Tensor, Tensor]:
@@ -94,7 +104,7 @@ def counted_by_class(data: ClientData, counted: RowsToCount) -> tuple[Tensor, Te
     y, client = data.y, data.client
     parts = client.train, torch.cat([client.validation, client.heldout])
     kept = [named_rows(client, counted.forget_set, part, y)[1] if counted.classes else part[:0] for part in parts]
-    return _class_rows(kept[0], y), _class_rows(kept[1], y)
+    return _class_rows(kept[0], data), _class_rows(kept[1], data)
 
 
 @torch.no_grad()
@@ -110,16 +120,16 @@ def tally(data: ClientData, counted: RowsToCount, *, original: nn.Module, before
     unseen: dict[str, Counts] = {}
     for name, request in counted.requests.items():
         if request.class_ids and not request.client_ids and not request.sample_ids:
-            rows = _some(named_rows(client, request, held_out, y)[0], MOST_ROWS)
+            rows = data.some(named_rows(client, request, held_out, y)[0], MOST_ROWS)
             forgotten[name] = _count(before, after, x, y, rows)
             continue
         rows = _request_rows(data, request)
         if len(rows):
             forgotten[name] = _count(before, after, x, y, rows)
         if counted.carried.get(name):
-            unseen[name] = {0: _carried(before, after, x, _some(held_out, MOST_ROWS), counted.carried[name])}
+            unseen[name] = {0: _carried(before, after, x, data.some(held_out, MOST_ROWS), counted.carried[name])}
         elif len(rows):
-            unseen[name] = _count(before, after, x, y, _alike(held_out, rows, y))
+            unseen[name] = _count(before, after, x, y, _alike(held_out, rows, data))
     return Tally(classes[0], classes[1], forgotten, unseen)
 
 
@@ -143,21 +153,22 @@ def _target_tally(
     return Tally(classes[0], classes[1], forgotten, unseen)
 
 
-def _class_rows(rows: Tensor, y: Tensor) -> Tensor:
+def _class_rows(rows: Tensor, data: ClientData) -> Tensor:
     """Some rows of each class."""
-    by_label = [rows[y[rows] == label] for label in y[rows].unique().tolist()]
-    return torch.cat([rows[:0], *(_some(own, MOST_CLASS_ROWS) for own in by_label)])
+    labels = data.y[rows]
+    by_label = [rows[labels == label] for label in labels.unique().tolist()]
+    return torch.cat([rows[:0], *(data.some(own, MOST_CLASS_ROWS) for own in by_label)])
 
 
 def _request_rows(data: ClientData, request: Forget) -> Tensor:
     """Some of the training rows that a request names by client or sample."""
     of_client = Forget(request.client_ids, frozenset(), request.sample_ids)
-    return _some(named_rows(data.client, of_client, data.client.train, data.y)[0], MOST_ROWS)
+    return data.some(named_rows(data.client, of_client, data.client.train, data.y)[0], MOST_ROWS)
 
 
-def _alike(held_out: Tensor, rows: Tensor, y: Tensor) -> Tensor:
+def _alike(held_out: Tensor, rows: Tensor, data: ClientData) -> Tensor:
     """Some held-out rows of the same classes."""
-    return _some(held_out[torch.isin(y[held_out], y[rows].unique())], MOST_ROWS)
+    return data.some(held_out[torch.isin(data.y[held_out], data.y[rows].unique())], MOST_ROWS)
 
 
 def _count(before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, rows: Tensor) -> dict[int, Paired]:
@@ -183,10 +194,6 @@ def answers(model: nn.Module, x: Tensor, rows: Tensor) -> Tensor:
     """The classes that a model answers. (N,)"""
     given = [logits_of(model(x.index_select(0, batch))).argmax(1) for batch in rows.split(FEATURE_BATCH) if len(batch)]
     return torch.cat(given) if given else rows[:0]
-
-
-def _some(rows: Tensor, most: int) -> Tensor:
-    return sample(rows, most, "tally", len(rows))
 
 
 def _rows_of(counts: Counts) -> list[list[float]]:

@@ -10,7 +10,6 @@ from fedup.federation import named_rows
 from fedup.models.cut import logits_of
 from fedup.models.features import FEATURE_BATCH
 from fedup.request import Forget
-from fedup.rng import sample
 from fedup.statistics.client_data import ClientData
 from fedup.statistics.proportions import Paired
 from fedup.targets import hits, kind_of
@@ -71,7 +70,7 @@ class TargetCounter:
         return replace(self._forget_set, class_ids=frozenset())
 
     def _chosen(self, rows: Tensor) -> Tensor:
-        return sample(rows, self._most, "tally", len(rows))
+        return self._data.some(rows, self._most)
 
     def _hits(self, model: nn.Module, rows: Tensor) -> Tensor:
         return hits(self._said(model, rows), self._data.y[rows], self._deviations)

@@ -1,9 +1,8 @@
 """The recall of each class under a filter: a request must not harm those who did not ask."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -14,9 +13,8 @@ from fedup.models.views import shared_view
 from fedup.request import Forget
 from fedup.serving.plugged import PluggedModel, Served
 from fedup.statistics.moment_store import MomentStore
-from fedup.statistics.proportions import Paired
 from fedup.statistics.store import CellName, Centroids
-from fedup.statistics.tally import Counts, Tally
+from fedup.statistics.tally import Tally, added_counts
 from fedup.targets import MEASURE, OUTPUT, Targets
 from fedup.unlearning.bottleneck_fit import names_cell
 
@@ -69,7 +67,7 @@ def recall_from_tallies(tallies: Collection[Tally], targets: Targets, outputs: i
 
     Of a label it is the mean over rows with it and rows without it, so that a rare one counts as much; of a value R².
     """
-    training, held_out = (_added(getattr(tally, part) for tally in tallies) for part in ("retained", "held_out"))
+    training, held_out = (added_counts(getattr(tally, part) for tally in tallies) for part in ("retained", "held_out"))
     chosen = training | {label: counts for label, counts in held_out.items() if enough_held_out(counts.rows)}
     recalls = {
         label: Recall(counts.before / counts.rows, counts.after / counts.rows, round(counts.rows))
@@ -88,13 +86,6 @@ def recall_from_tallies(tallies: Collection[Tally], targets: Targets, outputs: i
 def enough_held_out(rows: Any) -> Any:
     """Whether so many held-out rows of a class, or each of several, say what its recall is."""
     return rows >= _ENOUGH_HELD_OUT
-
-
-def _added(tallied: Iterable[Counts]) -> dict[int, Paired]:
-    added: defaultdict[int, Paired] = defaultdict(Paired)
-    for label, counts in chain.from_iterable(counts.items() for counts in tallied):
-        added[label] += counts
-    return added
 
 
 def check_recall(

@@ -151,7 +151,7 @@ class Execution:
         limits: Any = {"max_class_loss": plan.terms.max_class_loss, "targets": store.targets}
         if chosen.outvoted is not None:
             limits["decisive"] = chosen.outvoted.decisive
-            for note in chosen.outvoted.notes:
+            for note in chosen.outvoted.notes(store.targets):
                 report.note(note)
         plan.allow(lambda: check_recall(chosen.recalls, forget_set, **limits), report)
         self._note_choice(candidates[0].served, chosen, forget_set)

@@ -3,11 +3,14 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from fedup.clients.biases import BiasesQuestion, Hits
+from fedup.clients.biases import BiasesQuestion
+from fedup.clients.protocol import Contact
+from fedup.clients.question import Question
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import HarmError
 from fedup.filters.eraser import PlacedEraser
@@ -16,12 +19,13 @@ from fedup.serving.plugged import Served
 from fedup.statistics.tally import RowsToCount, Tally
 from fedup.unlearning.class_recall import Recall, enough_held_out, recall_from_tallies
 from fedup.unlearning.fits import Fit
-from fedup.unlearning.outvoted import Outvoted, rows_reported_to, share_heard, weighed, without_single_words
+from fedup.unlearning.outvoted import Outvoted, rows_reported_to, weighed, without_single_words
 from fedup.unlearning.plan import RequestPlan
 from fedup.unlearning.report import Report
 from fedup.unlearning.target_fit import TargetFit
 from fedup.unlearning.verdict import Verdict, class_part, judge, not_measured
 
+A = TypeVar("A")
 Counted = tuple[Served, Mapping[int, Tally]]  # a candidate, and the clients' counts
 
 
@@ -41,6 +45,7 @@ class Measurement:
         self.outvoted: Outvoted | None = None  # the counts of the last candidate's classes, None if nobody counted
         self.trusted: PlacedEraser | None = None  # one that was checked before
         self._few_held_out = True  # of a class: then biases are judged by training rows, too
+        self._silent: dict[int, str] = {}  # clients that gave no counts when they were asked, and why
         self.has_counted = False  # whether clients counted the answers of the last candidate
 
     @property
@@ -80,7 +85,7 @@ class Measurement:
         plan, store = self._plan, self._plan.centroids
         if plan.contact is None or plan.force or plan.config.requires_eraser:
             return
-        silent, there = plan.contact.silent, set(plan.contact.clients)
+        silent, there = {**plan.contact.silent, **self._silent}, set(plan.contact.clients)
         holders = {client for client in store.clients for label in uncounted if store.cell((client, label))}
         absent = {c: silent.get(c, "no node goes by its number") for c in holders if c in silent or c not in there}
         if absent:
@@ -89,12 +94,9 @@ class Measurement:
     def _counted_recall(self, candidate: Served, requests: frozenset[Forget]) -> dict[int, Recall]:
         store, tallies = self._plan.centroids, self._tallies(candidate, requests)
         self.has_counted = bool(tallies)
-        if store.targets == "classes":
-            may_go = union(candidate.requests).class_ids
-            reported, allowed = partial(rows_reported_to, store), self._plan.terms.max_class_loss
-            self.outvoted = without_single_words(weighed(tallies, reported), reported, allowed, may_go)
-            tallies = self.outvoted.tallies
-        return recall_from_tallies(list(tallies.values()), store.targets, store.num_classes)
+        heard = self._heard(tallies, candidate)
+        self.outvoted = heard.of_outputs(store.num_classes)
+        return recall_from_tallies(list(heard.tallies.values()), store.targets, store.num_classes)
 
     def losses_with(self, served: Served, biases: Sequence[Tensor]) -> Tensor:
         """The points of recall that each class loses under a filter with each of these biases, as clients count it; NaN
@@ -109,25 +111,22 @@ class Measurement:
         vectors = tuple(tuple(bias.tolist()) for bias in biases)
         clients = self._who_counts([], forget_set, classes=True)
         questions = {client: BiasesQuestion(served, rows.to(client), vectors, self._few_held_out) for client in clients}
-        counted = dict(contact.ask(questions, optional=clients))
-        training, held_out = (
-            self._summed({client: getattr(hits, part) for client, hits in counted.items()}, 2 + len(biases))
-            for part in ("retained", "held_out")
-        )
-        enough = enough_held_out(held_out[:, :1])
-        self._few_held_out = not bool((enough | (training[:, :1] == 0)).all())
-        sums = torch.where(enough, held_out, training)  # (K, 2 + V): rows, hits of the original, and with each
-        return (100 * (sums[:, 1:2] - sums[:, 2:]) / sums[:, :1]).T
+        counted = self._answers(contact, questions)
+        losses = torch.full((len(biases), store.num_classes), torch.nan, dtype=torch.float64)
+        for place, own in enumerate(losses):
+            heard = self._heard({client: hits.tally(place) for client, hits in counted.items()}, served)
+            for label, recall in recall_from_tallies(
+                list(heard.tallies.values()), "classes", store.num_classes
+            ).items():
+                own[label] = recall.loss
+        self._few_held_out = _have_few_held_out(heard.tallies)
+        return losses
 
-    def _summed(self, hits: Mapping[int, Hits], width: int) -> Tensor:
-        """Counts by class of all clients; nobody's weigh more in a class than the rows of it that it reported."""
-        sums = torch.zeros(self._plan.centroids.num_classes, width, dtype=torch.float64)
-        for client, by_class in hits.items():
-            for label, counts in by_class.items():
-                sums[label] += share_heard(
-                    counts[0], rows_reported_to(self._plan.centroids, client, label)
-                ) * torch.tensor(counts)
-        return sums
+    def _heard(self, tallies: Mapping[int, Tally], served: Served) -> Outvoted:
+        """Counts under a filter as far as they are believed."""
+        reported, allowed = partial(rows_reported_to, self._plan.centroids), self._plan.terms.max_class_loss
+        may_go = union(served.requests).class_ids
+        return without_single_words(weighed(tallies, reported), reported, allowed, may_go)
 
     def _outputs_in_use(self, forget_set: Forget) -> set[int]:
         """The classes that retained clients hold; with other targets all outputs."""
@@ -180,7 +179,7 @@ class Measurement:
         self._report.clients_counting += clients
         before = before if before is not None else self._plan.plugged.served
         questions = {client: TallyQuestion(before, candidate, rows.to(client)) for client in clients}
-        tallies = dict(contact.ask(questions, optional=clients))
+        tallies = self._answers(contact, questions)
         for client in clients:
             if client not in tallies:
                 self._report.note(f"Client {client} counted no answers: {contact.silent[client]}")
@@ -195,7 +194,14 @@ class Measurement:
         clients = self._plan.contact.clients if self._plan.contact is not None else ()
         finished = self._plan.centroids.finished.client_ids
         counting = [c for c in clients if c in holders or (everyone and c not in forget_set.client_ids)]
-        return [client for client in counting if client not in finished]
+        return [client for client in counting if client not in finished and client not in self._silent]
+
+    def _answers(self, contact: Contact, questions: Mapping[int, Question[A]]) -> dict[int, A]:
+        """The clients' answers. One that gives none is not asked again: it would hold up each filter that is tried and
+        each step to better biases, or use up the refusals that its rules allow it."""
+        answers = dict(contact.ask(questions, optional=questions))
+        self._silent |= {client: contact.silent[client] for client in questions if client not in answers}
+        return answers
 
     def _labels_carried(self, request: Forget) -> dict[int, float]:
         """The share of each label among the rows of a request, as far as the store knows."""
@@ -223,6 +229,14 @@ class Measurement:
             f"Only clients can tell what an eraser or a delta does to each class, and {why}. Nothing was changed. "
             f"{advice}, or serve it unchecked with force=True."
         )
+
+
+def _have_few_held_out(tallies: Mapping[int, Tally]) -> bool:
+    """Whether too few held-out rows of a class were counted that has training rows."""
+    held_out = Counter[int]()
+    for tally in tallies.values():
+        held_out.update({label: paired.rows for label, paired in tally.held_out.items()})
+    return any(not enough_held_out(held_out[label]) for tally in tallies.values() for label in tally.retained)
 
 
 def _parts(request: Forget) -> dict[str, Forget]:
