@@ -33,9 +33,7 @@ _DRAWN = 2048  # rows drawn of each class, to estimate its recall
 BALANCED = 6  # the widening for ridge scores moved by biases
 MOVED = 7  # that for the original's scores moved by biases: for a delta that costs a class too much
 MOVED_BY_BIASES = (BALANCED, MOVED)
-RIDGE_AIM = (
-    -2.0
-)  # points of recall that classes may lose by moved ridge scores: none, as these fit the counted rows, too
+RIDGE_AIM = -2.0  # points of recall that classes may lose: ridge scores fit the counted rows, too, so less than none
 MOVED_WORDS = "the scores are moved until clients count no such loss"
 _BLENDS = {3: 0.5, 4: 0.25, 5: 0.0}  # by widening: the share of the closed form in a blend with the original's scores
 
@@ -124,7 +122,7 @@ def balancing_biases(
     aim: float,
     rounds: int,
 ) -> Tensor:
-    """Biases for a filter's scores under which clients count that no class loses more points than the aim, as far as they are found.
+    """Biases for a filter's scores under which clients count no loss beyond the aim, as far as they are found.
 
     0 for classes that are kept as they were, or are absent.
     """
