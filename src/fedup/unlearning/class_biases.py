@@ -16,8 +16,8 @@ CountLosses = Callable[[Sequence[Tensor]], Tensor]  # the points that each class
 def solved_biases(count: CountLosses, *, spread: float, num_classes: int, aim: float, rounds: int) -> Tensor:
     """Biases, one for each class, with the least loss of the class that loses most. (K,)
 
-    Each round raises the scores of all classes that lose more points than the `aim`, in proportion to what they lose. It
-    goes on from the step with the least excess over all classes, and stops when no class loses too much.
+    Each round raises the scores of all classes that lose more points than the `aim`, in proportion to what they lose.
+    It goes on from the step with the least excess over all classes, and stops when no class loses too much.
     """
     bias = torch.zeros(num_classes, dtype=torch.float64)
     excess = _excess(count([bias]), aim)[0]  # (K,)
