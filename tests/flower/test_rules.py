@@ -50,7 +50,7 @@ from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.client_data import ClientData
 from fedup.statistics.eraser_statistics import RowGroups
 from fedup.statistics.integer_moments import MomentConfig
-from fedup.statistics.tally import MOST_CLASS_ROWS, RowsToCount
+from fedup.statistics.tally import RowsToCount
 
 WORLD = digits()
 IDS = WORLD.rows(CLIENT).tolist()
@@ -396,29 +396,3 @@ def test_an_answer_depends_on_no_row_outside_its_row_sets(world, question):
     again, others = question.answer_message(placed.answer(replace(data, x=blanked(x, outside))))
     assert details == again and arrays.keys() == others.keys()
     assert all(torch.equal(own, others[name]) for name, own in arrays.items())
-
-
-def grown(world, label: int, many: int) -> dict:
-    """Settings of an app whose node holds so many rows of a class, and its other rows."""
-    x, y = (part[world.rows(CLIENT)] for part in (world.federation.x, world.federation.y))
-    more = x[y == label].repeat(many, 1, 1, 1)[: many - int((y == label).sum())]
-    noise = 0.01 * torch.rand(more.shape, generator=torch.Generator().manual_seed(0))
-    x, y = torch.cat([x, more + noise]), torch.cat([y, torch.full((len(more),), label)])
-    return {"data": lambda context: (x, y), "ids": None}
-
-
-@pytest.mark.parametrize("many", [MOST_CLASS_ROWS + 3, 3 * MOST_CLASS_ROWS])
-def test_counts_use_up_no_refusals_however_many_rows_a_class_has(world, tmp_path, many):
-    """A sample of the rows would leave a small group beside it, or make one with the next sample."""
-    label = max(LARGE, key=Y.count)
-    rules = write_rules(tmp_path / "rules.toml", questions=["moments", "tallies", "labels"], cuts="any")
-    node = RuledNode(world, rules, **grown(world, label, many))
-    assert node.moments().status == "ok"
-    places = [place for place, own in enumerate(Y) if own == label]
-    for out in ([], places[:K], places[: 2 * K]):
-        gone = Forget.samples({CLIENT: out}) if out else Forget()
-        rows = RowsToCount({"s": gone} if out else {}, gone)
-        counts = node.read(TallyQuestion(None, None, rows))
-        hits = node.read(BiasesQuestion(None, rows, ((0.0,) * 10,)))
-        weighing = min(many - len(out), MOST_CLASS_ROWS)
-        assert counts.retained[label].rows == weighing == hits.tally(0).retained[label].rows

@@ -13,6 +13,7 @@ from fedup.models.views import shared_view
 from fedup.request import Forget
 from fedup.serving.plugged import PluggedModel, Served
 from fedup.statistics.moment_store import MomentStore
+from fedup.statistics.proportions import Paired
 from fedup.statistics.store import CellName, Centroids
 from fedup.statistics.tally import Tally, added_counts
 from fedup.targets import MEASURE, OUTPUT, Targets
@@ -81,6 +82,15 @@ def recall_from_tallies(tallies: Collection[Tally], targets: Targets, outputs: i
         label: Recall((yes.before + no.before) / 2, (yes.after + no.after) / 2, yes.rows)
         for label, (yes, no) in balanced.items()
     }
+
+
+def loss_of_all(tallies: Collection[Tally]) -> float:
+    """The points of recall that all rows lose together: held-out ones, or training rows if these are too few."""
+    for part in ("held_out", "retained"):
+        counts = sum(added_counts(getattr(tally, part) for tally in tallies).values(), Paired())
+        if enough_held_out(counts.rows):
+            return 100 * (counts.before - counts.after) / counts.rows
+    return 0.0
 
 
 def enough_held_out(rows: Any) -> Any:

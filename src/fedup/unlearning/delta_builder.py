@@ -102,13 +102,13 @@ class DeltaBuilder:
         return None
 
     def harms(self) -> bool:
-        """Decline all requests that are tried, as their delta costs a class too much; whether there are such. A chosen
+        """Decline all requests that are tried, as their delta costs classes too much; whether there are such. A chosen
         delta is refused instead."""
         own = self.tried if not self.chosen else frozenset()
         own = frozenset(request for request in own if can_answer(request) and request.digest not in self.declined)
         self.declined |= {request.digest for request in own}
         if own:
-            self.report.note("A delta would cost a class too much of its recall. Another filter answers.", own)
+            self.report.note("A delta would cost classes too much of their recall. Another filter answers.", own)
         return bool(own)
 
     def clients_to_ask(self, requests: frozenset[Forget], left_out: Forget) -> list[int]:

@@ -16,7 +16,7 @@ from fedup.statistics.kept_eraser import EraserParts
 from fedup.statistics.store import Centroids
 from fedup.targets import MEASURE, OUTPUT
 from fedup.unlearning.bottleneck_fit import cells_in_use
-from fedup.unlearning.class_recall import Recall, check_classes_left, check_recall, lost_classes
+from fedup.unlearning.class_recall import Recall, check_classes_left, check_recall, loss_of_all, lost_classes
 from fedup.unlearning.closed_form_fit import MOVED_BY_BIASES, MOVED_WORDS
 from fedup.unlearning.eraser_builder import EraserBuilder
 from fedup.unlearning.few_rows import shows_rows
@@ -32,6 +32,7 @@ from fedup.unlearning.verdict import Verdict, never_answered
 _NOT_ALONE = "alone it has too few rows"
 _CLOSE = 0.7  # share of the allowed loss: beyond it, wider bottlenecks are tried
 _SCALES = 0.85, 0.7, 0.6, 0.5, 0.42, 0.35  # shares of a delta that are tried where all of it costs a class too much
+_OF_ALL = 5 / 3  # a delta may cost all classes together 3 points where it may cost one 5, as in a run folder
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
     "request stays open, and its rows are left out of all statistics and of later rounds. What helps is more "
@@ -48,7 +49,7 @@ UNCHANGED = (
 class _Candidate:
     """A filter that may be served, and what it costs."""
 
-    loss: float  # points that the worst class loses
+    loss: float  # points that the worst class loses; under a delta also of all classes, as such a loss
     served: Served
     recalls: dict[int, Recall]
     centroids_used: int
@@ -228,10 +229,10 @@ class Execution:
         with self._report.stage("check"):
             recalls = self._measurement.recall(trial, forget_set, new)
         losses = [recall.loss for label, recall in recalls.items() if label not in forget_set.class_ids]
-        measured = self._measurement
-        return _Candidate(
-            max(losses, default=0.0), trial, recalls, self._report.centroids_used, measured.counted, measured.outvoted
-        )
+        measured, loss = self._measurement, max(losses, default=0.0)
+        if trial.delta is not None and measured.outvoted is not None:
+            loss = max(loss, _OF_ALL * loss_of_all(measured.outvoted.tallies.values()))
+        return _Candidate(loss, trial, recalls, self._report.centroids_used, measured.counted, measured.outvoted)
 
     # --- harm
 

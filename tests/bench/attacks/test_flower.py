@@ -33,15 +33,15 @@ def world(tmp_path_factory):
 
 
 @pytest.mark.parametrize("statistics", [MOMENTS, pytest.param(CENTROIDS, marks=pytest.mark.slow)])
-def test_invented_rows_harm_without_checks_and_are_left_out_with_them(world, statistics):
+def test_invented_rows_end_a_request_without_checks_and_are_left_out_with_them(world, statistics):
     insider = Insider.of(world.model, find_cut(world.model), world.federation, ATTACKER)
     attack = next(each for each in attacks_on(statistics, insider) if each.name.startswith("400 rows"))
     honest, recalls = measure(world, Hostile(HONEST, kind=HONEST), statistics, None)
     unchecked, _ = measure(world, Hostile(attack.name, attack.nodes, CONTROL), statistics, recalls)
     checked, _ = measure(world, attack, statistics, recalls)
-    assert unchecked.retained_accuracy < 0.5 < honest.retained_accuracy - 0.2 and unchecked.worst_class_loss > 50
+    assert unchecked.refused and unchecked.retained_accuracy < honest.retained_accuracy - 0.1, "clients count harm"
     assert checked.retained_accuracy > honest.retained_accuracy - 0.03
-    assert (checked.named, checked.left_out, unchecked.named) == (True, True, False)
+    assert (checked.named, checked.left_out, checked.refused, unchecked.named) == (True, True, False, False)
     about = {
         "recipe": {"data": "digits", "model": "m", "clients": 6, "partition": "p", "seed": 0},
         "policy": "leave_out",
