@@ -9,7 +9,10 @@ from fedup.bench.tables import markdown_table
 from fedup.bench.times_table import Summed, fill
 from fedup.bench.verdicts import OURS
 
-SOURCES = {"closed_form": ("closed_form_counted", "closed form"), "baselines": (OURS, "gradient steps")}  # method, filter
+SOURCES = {
+    "closed_form": ("closed_form_counted", "closed form"),
+    "baselines": (OURS, "gradient steps"),
+}  # method, filter
 BEGIN, END = "<!-- results: written by `fedup bench report` -->", "<!-- /results -->"
 _HEAD = ["filter", "federation", "request", "retained accuracy", "forgotten", "distance to Retrain (TV)", "its floor"]
 
@@ -28,8 +31,8 @@ def results_table(summed: Sequence[Summed]) -> str:
     links = " and ".join(f"[{name}](benchmarks/tables/{name}.md)" for name in SOURCES if name in by_name)
     about = (
         f"Original → FedUP (Retrain), means of {', '.join(map(str, sorted(seeds)))} seeds. *Closed form*: the "
-        "default, with clients that count. *Gradient steps*: the paper's filter, for samples an eraser. *Forgotten*: F-A, "
-        "or for samples ASR; the aim is Retrain's figure. "
+        "default, with clients that count. *Gradient steps*: the paper's filter, for samples an eraser. *Forgotten*: "
+        "F-A, or for samples ASR; the aim is Retrain's figure. "
         f"*Floor*: the distance of a second Retrain. All methods, figures and machines: {links}."
     )
     return f"{markdown_table(_HEAD, rows)}\n\n{about}"

@@ -19,7 +19,7 @@ MOST_STEPS = 2**20  # steps of the grid within the bound, so that blocks of 4,09
 _NARROW = (
     512  # features, up to which an index of the whole matrix is kept: clients' moments are unpacked by the thousand
 )
-_BORDER = 4  # rows and columns: LAPACK takes twice as long to factor a matrix whose size is a multiple of 128
+_SLOW, _BORDER = 128, 4  # LAPACK takes twice as long to factor a matrix whose size is a multiple of 128 as a larger one
 VALUE_STEPS = 2**16  # steps of the grid of values within their bound
 
 
@@ -234,7 +234,8 @@ class IntegerMoments:
             return
         held = counts > 0
         means = torch.from_numpy(sums[held] / np.sqrt(counts[held])[:, None])
-        bordered = torch.eye(self.width + _BORDER, dtype=torch.float64)  # positive where what it borders is
+        border = 0 if self.width % _SLOW else _BORDER
+        bordered = torch.eye(self.width + border, dtype=torch.float64)  # positive where what it borders is
         # within classes: positive semidefinite for real rows
         scatter = _put_lower(self.second, bordered[: self.width, : self.width]).addmm_(means.T, means, alpha=-1)
         scatter.diagonal().add_(1e-9 * trace + 1e-3)

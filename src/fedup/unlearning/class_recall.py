@@ -20,6 +20,7 @@ from fedup.targets import MEASURE, OUTPUT, Targets
 from fedup.unlearning.bottleneck_fit import names_cell
 
 _A = {"classes": "a class", "labels": "a label", "values": "an output"}
+OF_ALL = 5 / 3  # a delta may cost all classes together 3 points where it may cost one 5, as in a run folder
 LEAST_CLASS_ROWS = 20  # a class with fewer retained rows counts as lost
 _ENOUGH_HELD_OUT = 30  # held-out rows of a class: from so many on, recall is measured on them
 
@@ -91,6 +92,17 @@ def loss_of_all(tallies: Collection[Tally]) -> float:
         if enough_held_out(counts.rows):
             return 100 * (counts.before - counts.after) / counts.rows
     return 0.0
+
+
+def check_all_classes(tallies: Collection[Tally], max_class_loss: float) -> None:
+    """Raise if all classes together would lose more than 3 points where one may lose 5."""
+    lost = loss_of_all(tallies)
+    if OF_ALL * lost > max_class_loss + 1e-9:
+        raise HarmError(
+            f"The answer would harm those who did not ask: all classes together would lose {lost:.1f} points of recall "
+            f"on retained rows; {max_class_loss / OF_ALL:.2g} are allowed under a delta. Nothing was changed. Serve it "
+            "all the same with force=True, allow more with terms=Terms(max_class_loss=…), or retrain without the rows."
+        )
 
 
 def enough_held_out(rows: Any) -> Any:

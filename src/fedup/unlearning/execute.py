@@ -16,7 +16,15 @@ from fedup.statistics.kept_eraser import EraserParts
 from fedup.statistics.store import Centroids
 from fedup.targets import MEASURE, OUTPUT
 from fedup.unlearning.bottleneck_fit import cells_in_use
-from fedup.unlearning.class_recall import Recall, check_classes_left, check_recall, loss_of_all, lost_classes
+from fedup.unlearning.class_recall import (
+    OF_ALL,
+    Recall,
+    check_all_classes,
+    check_classes_left,
+    check_recall,
+    loss_of_all,
+    lost_classes,
+)
 from fedup.unlearning.closed_form_fit import MOVED_BY_BIASES, MOVED_WORDS
 from fedup.unlearning.eraser_builder import EraserBuilder
 from fedup.unlearning.few_rows import shows_rows
@@ -32,7 +40,6 @@ from fedup.unlearning.verdict import Verdict, never_answered
 _NOT_ALONE = "alone it has too few rows"
 _CLOSE = 0.7  # share of the allowed loss: beyond it, wider bottlenecks are tried
 _SCALES = 0.85, 0.7, 0.6, 0.5, 0.42, 0.35  # shares of a delta that are tried where all of it costs a class too much
-_OF_ALL = 5 / 3  # a delta may cost all classes together 3 points where it may cost one 5, as in a run folder
 FARTHER = (
     "The filter that can be made would make the model know these samples better than before, so it is withheld: the "
     "request stays open, and its rows are left out of all statistics and of later rounds. What helps is more "
@@ -56,6 +63,7 @@ class _Candidate:
     counted: Counted | None
     outvoted: Outvoted | None  # what one client alone counts in its classes
     words: str | None = None  # how gentle it is
+    moved: int = 0  # the widening, if its scores were moved by biases
 
 
 class Execution:
@@ -150,11 +158,14 @@ class Execution:
         report.class_recall, report.centroids_used = chosen.recalls, chosen.centroids_used
         self._measurement.counted, self._eraser_parts = chosen.counted, eraser.parts
         limits: Any = {"max_class_loss": plan.terms.max_class_loss, "targets": store.targets}
-        if chosen.outvoted is not None:
-            limits["decisive"] = chosen.outvoted.decisive
-            for note in chosen.outvoted.notes(store.targets):
+        if (outvoted := chosen.outvoted) is not None:
+            limits["decisive"] = outvoted.decisive
+            for note in outvoted.notes(store.targets):
                 report.note(note)
         plan.allow(lambda: check_recall(chosen.recalls, forget_set, **limits), report)
+        if outvoted is not None and chosen.served.delta is not None:
+            counted = outvoted.tallies.values()
+            plan.allow(lambda: check_all_classes(counted, plan.terms.max_class_loss), report)
         self._note_choice(candidates[0].served, chosen, forget_set)
         return chosen.served
 
@@ -190,29 +201,41 @@ class Execution:
         for with_eraser, widening in [*trials, *((trials[-1][0], times) for times in wider)]:
             if widening > 1 and min(candidate.loss for candidate in candidates) <= _CLOSE * allowed:
                 break
-            count = self._measurement.losses_with if self._measurement.has_counted else None
-            if widening in MOVED_BY_BIASES and count is None:
+            if widening in MOVED_BY_BIASES and not self._measurement.counts_biases:
                 continue
-            trial, self._report.centroids_used = unfitted if with_eraser else replace(unfitted, erasure=None), 0
-            with self._report.stage("fit"):
-                if widening:
-                    trial = self._fit.fitted(self._report, trial, forget_set, widening, count)
-            words = MOVED_WORDS if widening in MOVED_BY_BIASES else None
-            candidates.append(replace(self._candidate(trial, forget_set, new), words=words))
+            trial = unfitted if with_eraser else replace(unfitted, erasure=None)
+            candidates.append(self._fitted(trial, forget_set, new, widening))
             if candidates[-1].loss <= allowed / 2:
                 break
         if trials[0][1] and not plan.force:
             candidates += self._gentler(unfitted if trials[0][0] else replace(unfitted, erasure=None), candidates)
-        best = min(candidates, key=lambda candidate: candidate.loss)
-        if delta is None or plan.force:
-            return candidates
-        for scale in _SCALES:
-            if best.loss <= allowed:
-                break
-            scaled = replace(best.served, delta=replace(delta, scale=scale))
-            candidates.append(self._candidate(scaled, forget_set, new))
-            best = min(candidates, key=lambda candidate: candidate.loss)
+        if delta is not None and not plan.force:
+            self._weaken(delta, candidates, forget_set, new)
         return candidates
+
+    def _fitted(self, trial: Served, forget_set: Forget, new: frozenset[Forget], widening: int) -> _Candidate:
+        """The candidate with a filter at the cut; without one for widening 0."""
+        self._report.centroids_used = 0
+        moved = widening if widening in MOVED_BY_BIASES else 0
+        with self._report.stage("fit"):
+            if widening:
+                count = self._measurement.losses_with if moved else None
+                trial = self._fit.fitted(self._report, trial, forget_set, widening, count)
+        return replace(self._candidate(trial, forget_set, new), words=MOVED_WORDS if moved else None, moved=moved)
+
+    def _weaken(self, delta: Delta, candidates: list[_Candidate], forget_set: Forget, new: frozenset[Forget]) -> None:
+        """Add candidates with less and less of the delta, until one costs no class more than allowed. Where scores were
+        moved, they are moved anew for each share, if clients are near."""
+        contact, allowed = self._plan.contact, self._plan.terms.max_class_loss
+        moved = max(candidate.moved for candidate in candidates) if contact is not None and contact.near else 0
+        plain = min((own for own in candidates if not own.moved), key=lambda candidate: candidate.loss).served
+        for scale in _SCALES:
+            if min(candidate.loss for candidate in candidates) <= allowed:
+                break
+            weaker = replace(plain, delta=replace(delta, scale=scale))
+            candidates.append(self._candidate(weaker, forget_set, new))
+            if moved and candidates[-1].loss > allowed and self._measurement.counts_biases:
+                candidates.append(self._fitted(replace(weaker, filter=None), forget_set, new, moved))
 
     def _gentler(self, unfitted: Served, tried: list[_Candidate]) -> list[_Candidate]:
         """Closer and closer to the original, until a filter costs no class more than allowed."""
@@ -231,7 +254,7 @@ class Execution:
         losses = [recall.loss for label, recall in recalls.items() if label not in forget_set.class_ids]
         measured, loss = self._measurement, max(losses, default=0.0)
         if trial.delta is not None and measured.outvoted is not None:
-            loss = max(loss, _OF_ALL * loss_of_all(measured.outvoted.tallies.values()))
+            loss = max(loss, OF_ALL * loss_of_all(measured.outvoted.tallies.values()))
         return _Candidate(loss, trial, recalls, self._report.centroids_used, measured.counted, measured.outvoted)
 
     # --- harm
@@ -282,6 +305,7 @@ class Execution:
         plan = replace(self._plan, centroids=original.to(original.device), force=True, terms=terms)
         aside = Execution(plan, Report(frozenset()))
         aside._delta = self._delta.aside(plan.centroids, aside._report)
+        aside._measurement.silent = self._measurement.silent
         refresh = refresh_of(plan.centroids, plan.contact, aside._report, keep_sealed=False)
         return aside._build(requests - {request}, refresh)
 
@@ -301,7 +325,9 @@ class Execution:
         """Note why the filter is not the first choice, and what an eraser alone does not mend."""
         chosen = candidate.served
         if chosen.delta is not None and chosen.delta.scale < 1:
-            self._report.note(f"All of the delta would cost a class too much: {chosen.delta.scale:.0%} of it answers.")
+            moved = f", and {candidate.words}" if candidate.words else ""
+            share = f"{chosen.delta.scale:.0%} of it answers"
+            self._report.note(f"All of the delta would cost classes too much: {share}{moved}.")
         elif chosen is not first and (first.filter is not None or candidate.words):
             name, measure = OUTPUT[self._plan.centroids.targets], MEASURE[self._plan.centroids.targets]
             usual, instead = "The usual filter" if first.filter else "A delta alone", candidate.words

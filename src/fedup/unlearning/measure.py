@@ -45,8 +45,9 @@ class Measurement:
         self.outvoted: Outvoted | None = None  # the counts of the last candidate's classes, None if nobody counted
         self.trusted: PlacedEraser | None = None  # one that was checked before
         self._few_held_out = True  # of a class: then biases are judged by training rows, too
-        self._silent: dict[int, str] = {}  # clients that gave no counts when they were asked, and why
-        self.has_counted = False  # whether clients counted the answers of the last candidate
+        self.silent: dict[int, str] = {}  # clients that gave no counts when they were asked, and why
+        self.silent_on_biases: dict[int, str] = {}  # those that gave other counts
+        self._has_counted = False  # whether clients counted the answers of the last candidate
 
     @property
     def applies(self) -> bool:
@@ -56,9 +57,14 @@ class Measurement:
             return False
         return plan.terms.measure
 
+    @property
+    def counts_biases(self) -> bool:
+        """Whether clients can say what biases do: they counted the answers of the last candidate, too."""
+        return self.applies and self._has_counted
+
     def recall(self, candidate: Served, forget_set: Forget, new: frozenset[Forget]) -> dict[int, Recall]:
         """By class, on retained rows: by clients if they count or an eraser sits at another cut, else on centroids."""
-        plan, self.outvoted, self.has_counted = self._plan, None, False
+        plan, self.outvoted, self._has_counted = self._plan, None, False
         behind = any(cut != plan.plugged.cut for cut, _ in candidate.placed)  # an eraser that centroids do not see
         behind |= candidate.erasure is not None and not self._fit.sees_erasers
         behind &= candidate.erasure is None or candidate.erasure is not self.trusted
@@ -85,7 +91,7 @@ class Measurement:
         plan, store = self._plan, self._plan.centroids
         if plan.contact is None or plan.force or plan.config.requires_eraser:
             return
-        silent, there = {**plan.contact.silent, **self._silent}, set(plan.contact.clients)
+        silent, there = {**plan.contact.silent, **self.silent}, set(plan.contact.clients)
         holders = {client for client in store.clients for label in uncounted if store.cell((client, label))}
         absent = {c: silent.get(c, "no node goes by its number") for c in holders if c in silent or c not in there}
         if absent:
@@ -93,7 +99,7 @@ class Measurement:
 
     def _counted_recall(self, candidate: Served, requests: frozenset[Forget]) -> dict[int, Recall]:
         store, tallies = self._plan.centroids, self._tallies(candidate, requests)
-        self.has_counted = bool(tallies)
+        self._has_counted = bool(tallies)
         heard = self._heard(tallies, candidate)
         self.outvoted = heard.of_outputs(store.num_classes)
         return recall_from_tallies(list(heard.tallies.values()), store.targets, store.num_classes)
@@ -106,12 +112,12 @@ class Measurement:
         """
         store, forget_set = self._plan.centroids, union(served.requests)
         contact = self._plan.contact
-        assert contact is not None  # `has_counted` said so
+        assert contact is not None  # `counts_biases` said so
         rows = RowsToCount({}, store.left_out(served.requests), {}, True, (), finished=store.finished.class_ids)
         vectors = tuple(tuple(bias.tolist()) for bias in biases)
-        clients = self._who_counts([], forget_set, classes=True)
+        clients = [c for c in self._who_counts([], forget_set, classes=True) if c not in self.silent_on_biases]
         questions = {client: BiasesQuestion(served, rows.to(client), vectors, self._few_held_out) for client in clients}
-        counted = self._answers(contact, questions)
+        counted = self._answers(contact, questions, self.silent_on_biases)
         losses = torch.full((len(biases), store.num_classes), torch.nan, dtype=torch.float64)
         for place, own in enumerate(losses):
             heard = self._heard({client: hits.tally(place) for client, hits in counted.items()}, served)
@@ -179,10 +185,7 @@ class Measurement:
         self._report.clients_counting += clients
         before = before if before is not None else self._plan.plugged.served
         questions = {client: TallyQuestion(before, candidate, rows.to(client)) for client in clients}
-        tallies = self._answers(contact, questions)
-        for client in clients:
-            if client not in tallies:
-                self._report.note(f"Client {client} counted no answers: {contact.silent[client]}")
+        tallies = self._answers(contact, questions, self.silent)
         if classes and len(requests) == 1:
             self.counted = candidate, tallies
         return tallies
@@ -194,13 +197,15 @@ class Measurement:
         clients = self._plan.contact.clients if self._plan.contact is not None else ()
         finished = self._plan.centroids.finished.client_ids
         counting = [c for c in clients if c in holders or (everyone and c not in forget_set.client_ids)]
-        return [client for client in counting if client not in finished and client not in self._silent]
+        return [client for client in counting if client not in finished and client not in self.silent]
 
-    def _answers(self, contact: Contact, questions: Mapping[int, Question[A]]) -> dict[int, A]:
-        """The clients' answers. One that gives none is not asked again: it would hold up each filter that is tried and
-        each step to better biases, or use up the refusals that its rules allow it."""
+    def _answers(self, contact: Contact, questions: Mapping[int, Question[A]], silent: dict[int, str]) -> dict[int, A]:
+        """The clients' answers. One that gives none is silent, and not asked again: it would hold up each filter that
+        is tried and each step to better biases, or use up the refusals that its rules allow it."""
         answers = dict(contact.ask(questions, optional=questions))
-        self._silent |= {client: contact.silent[client] for client in questions if client not in answers}
+        for client in questions.keys() - answers.keys():
+            silent[client] = contact.silent[client]
+            self._report.note(f"Client {client} counted no answers: {silent[client]}")
         return answers
 
     def _labels_carried(self, request: Forget) -> dict[int, float]:

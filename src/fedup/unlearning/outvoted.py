@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.proportions import Paired
 from fedup.statistics.store import Centroids
 from fedup.statistics.tally import Counts, Tally, added_counts
@@ -18,13 +19,14 @@ ReportedRows = Callable[[int, int], int | None]  # of a client and a class
 
 
 def rows_reported_to(store: Centroids, client: int, label: int) -> int | None:
-    """Rows of a class that a client reported when statistics were collected; None if its cell was purged since. With
-    other targets all of its rows, which are one cell."""
+    """Rows of a class that a client reported when statistics were collected; None if its cell was purged since; 1
+    stands for too few to report. With other targets all of its rows, which are one cell."""
     label = label if store.targets == "classes" else store.num_classes
     if (client, label) in store.purged:
         return None
-    cell = store.cell((client, label))
-    return 0 if cell is None else store.rows_without(cell, frozenset())
+    if (cell := store.cell((client, label))) is None:
+        return 1 if isinstance(store, MomentStore) and client in store.few.get(label, ()) else 0
+    return store.rows_without(cell, frozenset())
 
 
 def weighed(tallies: Tallies, reported_rows: ReportedRows) -> dict[int, Tally]:
@@ -153,7 +155,8 @@ def _bounded(paired: Paired, gains: Paired) -> Paired:
 def _is_beyond_chance(paired: Paired, heard: Paired) -> bool:
     """Whether chance cannot explain that one loss is greater than another."""
     total = paired + heard
-    share = min(max((total.before - total.after) / total.rows, 1 / total.rows), 1 - 1 / total.rows)
+    changed = (total.before + total.after - 2 * total.both) / total.rows
+    share = min(max(changed, 1 / total.rows), 1 - 1 / total.rows)
     deviation = math.sqrt(share * (1 - share) * (1 / paired.rows + 1 / heard.rows))
     return (_loss(paired) - _loss(heard)) / 100 >= _CERTAIN * deviation
 
