@@ -1,6 +1,7 @@
 """Ridge scores that would cost a class too much are moved by biases until clients count no such loss."""
 
 import copy
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -8,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedup import Forget, Terms, collect, plug, unlearn
+from fedup import FilterConfig, Forget, Terms, collect, plug, unlearn
 from fedup.clients.biases import BiasesQuestion
 from fedup.clients.in_process import InProcess
+from fedup.errors import HarmError
 from fedup.unlearning.class_biases import solved_biases
 from fedup.unlearning.closed_form_fit import MOVED_WORDS, RIDGE_AIM
 
@@ -105,3 +107,31 @@ def test_who_lies_about_biases_harms_nobody_beyond_what_is_allowed_and_vetoes_no
     report = unlearn(plugged, store, Forget.classes([7]), clients=clients, terms=Terms(max_class_loss=0.5))
     assert clients.biases, "premise: ridge scores cost a class too much"
     assert max(recall.loss for label, recall in report.class_recall.items() if label != 7) <= 0.5
+
+
+def test_one_that_says_nothing_about_biases_still_counts_for_the_verdict_and_once_is_noted(lopsided):
+    model, federation = lopsided
+
+    class Mute(Asked):
+        silent = {1: "it counts no biases"}  # noqa: RUF012
+
+        def ask(self, questions, **how):
+            asked = {c: q for c, q in questions.items() if not (c == 1 and isinstance(q, BiasesQuestion))}
+            return super().ask(asked, **how)
+
+    store, plugged, clients = collect(model, federation), plug(model), Mute(federation, model)
+    request = Forget.classes([7])
+    report = unlearn(plugged, store, request, clients=clients, terms=Terms(max_class_loss=0.5))
+    assert clients.biases and report.verdicts[request.digest].finding != "not measured"
+    assert sum("it counts no biases" in note for note in report.notes) == 1
+
+
+@pytest.mark.parametrize("config", [None, FilterConfig(filter="delta")])
+def test_nobody_is_asked_about_biases_where_counting_is_left_out(lopsided, config):
+    model, federation = lopsided
+    store, clients = collect(model, federation), Asked(federation, model)
+    with suppress(HarmError):
+        unlearn(
+            plug(model), store, Forget.clients([1]), clients=clients, terms=Terms(0.5, measure=False), config=config
+        )
+    assert not clients.biases

@@ -170,6 +170,24 @@ def test_scores_are_moved_where_all_of_a_delta_would_cost_a_class_too_much(tmp_p
     assert plugged.served is None and plugged.unplug() is model
 
 
+def test_a_weaker_delta_has_scores_moved_anew_and_costs_all_classes_together_no_more_than_allowed():
+    model, federation = world()
+    by_kind: dict[tuple[bool, bool], int] = {}  # by whether the delta is weaker, and scores are moved
+    for client in (0, 1, 2):
+        for allowed in (1.0, 1.3, 1.7, 2.5):
+            plugged, store, terms = plug(model), collect(model, federation), Terms(max_class_loss=allowed)
+            try:
+                unlearn(plugged, store, Forget.clients([client]), clients=federation, config=DELTA, terms=terms)
+            except HarmError:
+                continue
+            kind = plugged.served.delta.scale < 1, plugged.served.filter is not None
+            by_kind[kind] = by_kind.get(kind, 0) + 1
+            retained = [own for own in federation.clients if own.id != client]
+            rows = torch.cat([rows for own in retained for rows in (own.validation, own.heldout)])
+            assert hits(model, rows) - hits(plugged, rows) <= 0.6 * allowed / 100 + 1e-6
+    assert by_kind[True, True] and by_kind[False, True], by_kind
+
+
 def test_purging_keeps_the_sum_alone_and_later_requests_build_on_it(tmp_path):
     model, federation = world()
     requests = withdrawn(0), withdrawn(1), withdrawn(2)

@@ -18,6 +18,7 @@ from fedup.clients.in_process import InProcess
 from fedup.clients.tally import TallyQuestion
 from fedup.errors import HarmError
 from fedup.serving.plugged import Served
+from fedup.statistics.integer_moments import MomentConfig
 from fedup.statistics.proportions import Paired
 from fedup.statistics.tally import MOST_CLASS_ROWS, Tally, added_counts
 from fedup.unlearning.outvoted import rows_reported_to, weighed, without_single_words
@@ -96,6 +97,28 @@ def test_what_one_client_or_two_say_they_gain_hides_no_loss_of_others(honest, li
     if change <= 0:
         lost, together = added(others), added(kept)
         assert together.before - together.after == pytest.approx(lost.before - lost.after)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    clients=st.integers(3, 40),
+    rows=st.integers(10, 200),
+    gain=st.floats(-0.05, 0.1),
+    churn=st.floats(0.02, 0.15),
+)
+def test_what_honest_clients_gain_and_lose_by_chance_counts_as_it_is(seed, clients, rows, gain, churn):
+    source = torch.Generator().manual_seed(seed)
+    draw = lambda share: int(torch.rand(rows, generator=source).lt(share).sum())  # noqa: E731
+    tallies = {}
+    for client in range(clients):
+        lost, gained = draw(churn), draw(max(churn + gain, 0))
+        before = max(lost, int(0.6 * rows))
+        gained = min(gained, rows - before)
+        tallies[client] = Tally({}, {0: Paired(rows, before, before - lost + gained, before - lost)}, {}, {})
+    heard = without_single_words(tallies, reported(tallies), 100.0).tallies
+    unheard = sum(heard[client].held_out != own.held_out for client, own in tallies.items())
+    assert unheard <= 0.05 * clients
 
 
 def moved(rows: int, change: float) -> Tally:
@@ -203,6 +226,15 @@ def test_a_class_that_nobody_reported_is_not_lost_by_the_counts_of_one_client():
     rows = {0: 40, 4: 0}
     assert all(tally.retained == {} for tally in weighed(tallies, lambda client, label: rows[label]).values())
     assert all(tally.retained for tally in weighed(tallies, lambda client, label: 40 if client == 1 else 0).values())
+
+
+def test_a_class_of_which_each_client_has_too_few_rows_to_report_is_counted_all_the_same(trained_digits):
+    federation, model = trained_digits.federation, trained_digits.model
+    most = max(int((federation.y[client.train] == 4).sum()) for client in federation.clients)
+    store = collect(model, federation, statistics=MomentConfig(least_rows=most + 1))
+    assert store.few[4] and not any(store.cell((client, 4)) for client in store.clients), "premise"
+    report = unlearn(plug(model), store, Forget.clients([1]), clients=federation, terms=Terms(100.0))
+    assert report.class_recall[4].rows > 0 and report.class_recall[4].before > 0
 
 
 def test_counts_weigh_no_more_than_the_rows_that_a_client_reported(trained_digits):
