@@ -13,7 +13,7 @@ from tests.flower._grid import FIRST, Clock, changed, digits, told
 from fedup import Forget, Terms, collect, finish_pending, plug, unlearn
 from fedup.clients.moments import MomentChangeQuestion, _from_bytes, _to_bytes
 from fedup.flower import Policy, RunServer, messaging
-from fedup.run.answer import Limits
+from fedup.run.limits import Limits
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.integer_moments import MomentConfig
 

@@ -7,7 +7,7 @@ from tests.flower._grid import collect
 
 from fedup import DP, FilterConfig, plug
 from fedup.flower import RunServer
-from fedup.run.answer import Limits
+from fedup.run.limits import Limits
 from fedup.statistics.centroids import CentroidConfig
 
 CLEAR = DP(100.0, clip=4.0)

@@ -10,8 +10,8 @@ import fedup
 from fedup import FilterConfig, Forget, MomentConfig, plug
 from fedup.errors import ChangedError, RequestError
 from fedup.flower import RunServer, messaging
-from fedup.run.answer import Limits
 from fedup.run.folder import Run
+from fedup.run.limits import Limits
 from fedup.run.new_request import NewRequest
 from fedup.run.queue import QueueOptions, enqueue, enqueue_restoration, withdraw
 

@@ -13,7 +13,7 @@ from tests.flower._rules import write_rules
 from fedup.clients.collect import collect
 from fedup.errors import RequestError
 from fedup.flower import RunServer
-from fedup.run.answer import Limits
+from fedup.run.limits import Limits
 
 FORCED = Limits(max_loss=None, force=True)
 

@@ -21,8 +21,8 @@ from fedup import Forget, MomentConfig
 from fedup.errors import DataError, RequestError
 from fedup.flower import GridContact, RunServer, leave_out, retained_rows
 from fedup.flower.left_out import RECORD
-from fedup.run.answer import Limits
 from fedup.run.folder import Run
+from fedup.run.limits import Limits
 from fedup.run.queue import in_service
 from fedup.subjects import SubjectKey
 

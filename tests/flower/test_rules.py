@@ -45,7 +45,7 @@ from fedup.flower.row_sets import sets_of
 from fedup.flower.rules import QUESTION_GROUPS, RULES_KEY, load_rules
 from fedup.flower.wire import Ask, write_ask
 from fedup.models.views import fingerprint
-from fedup.run.answer import Limits
+from fedup.run.limits import Limits
 from fedup.statistics.centroids import CentroidConfig
 from fedup.statistics.client_data import ClientData
 from fedup.statistics.eraser_statistics import RowGroups

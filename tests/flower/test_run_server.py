@@ -22,8 +22,8 @@ from torch import nn
 from fedup import DP, Budget, FilterConfig, Forget
 from fedup.errors import BudgetError, RequestError
 from fedup.flower import GridContact, Policy, RunServer
-from fedup.run.answer import Limits
 from fedup.run.ledger import ledger_of
+from fedup.run.limits import Limits
 
 FORCED = Limits(max_loss=None, force=True)
 REAL = DP(100.0, clip=4.0)  # so that few rows stand out of its noise

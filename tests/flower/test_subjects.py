@@ -14,7 +14,7 @@ from fedup.clients.subjects import resolve_there
 from fedup.errors import ContactError, RequestError
 from fedup.flower import Policy, RunServer, messaging
 from fedup.privacy import DP
-from fedup.run.answer import Limits
+from fedup.run.limits import Limits
 
 KEY = SubjectKey(bytes(range(32)))
 PRIVATE = DP(4.0, clip="unit", unit="subject", replay_seed=0)  # replayed, to compare bits

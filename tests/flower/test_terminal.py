@@ -17,8 +17,8 @@ from tests.run._forked import check_sound, copy, run
 from fedup import Forget, MomentConfig
 from fedup.cli._session import Session
 from fedup.errors import RequestError
-from fedup.run.answer import Limits
 from fedup.run.folder import Run
+from fedup.run.limits import Limits
 
 
 @pytest.fixture(scope="session")

@@ -47,7 +47,7 @@ class History:
                 request = self.request()
                 left = self.clients.retained(fedup.request.union([request, *state.forgets]))
                 if request not in state.forgets and len(left) > 6:
-                    force = fedup.run.answer.Limits(None, force=True)
+                    force = fedup.run.limits.Limits(None, force=True)
                     desk.unlearn([NewRequest(request)], limits=force, keep_sealed=self.rng.random() < 0.5)
             elif choice == "restore" and state.active:
                 desk.restore([self.rng.choice(state.active)])

@@ -12,9 +12,10 @@ from fedup.clients.in_process import InProcess
 from fedup.errors import FedUPError, StaleFilterError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
-from fedup.run.answer import Limits, NewRequest, RequestDesk
+from fedup.run.answer import NewRequest, RequestDesk
 from fedup.run.evidence import build_evidence
 from fedup.run.folder import Run
+from fedup.run.limits import Limits
 from fedup.run.serving import load_store
 from fedup.run.verify import _check_centroids
 from fedup.unlearning import measure as measure_module

@@ -21,7 +21,7 @@ from torch import nn
 import fedup
 from fedup import MomentConfig
 from fedup.flower import Delivery, GridContact, Intake, RunServer, leave_out
-from fedup.run.answer import Limits
+from fedup.run.limits import Limits
 from fedup.tasks.evaluation import predict
 from flowerapp import task
 

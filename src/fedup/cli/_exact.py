@@ -40,7 +40,8 @@ from fedup.unlearning.exact_model import ExactModel
 from fedup.unlearning.learn_head import learn_head
 
 if TYPE_CHECKING:
-    from fedup.run.answer import Limits, NewRequest
+    from fedup.run.answer import NewRequest
+    from fedup.run.limits import Limits
     from fedup.tasks.recipe import Recipe
 
     Describe = Callable[[NewRequest], NewRequest]

@@ -10,11 +10,12 @@ from fedup.cli._session import Session
 from fedup.cli._text import accuracy_table, seconds
 from fedup.cli._wording import as_command_line
 from fedup.errors import ContactError
-from fedup.run.answer import Limits, NewRequest
+from fedup.run.answer import NewRequest
 from fedup.run.exact import claim_here, salt_of
 from fedup.run.head_judge import HeadJudge
 from fedup.run.head_trial import Describe, Trials
 from fedup.run.in_words import count, forget_in_words, ids
+from fedup.run.limits import Limits
 from fedup.unlearning.cohort import CohortModel
 from fedup.unlearning.exact import HeadModel
 

@@ -16,9 +16,9 @@ from fedup.cli._session import Session
 from fedup.cli._text import figures_table, of, print_declined
 from fedup.cli._wording import visible
 from fedup.privacy.guarantee import DP
-from fedup.run.answer import Limits
 from fedup.run.in_words import count
 from fedup.run.ledger import ledger_of
+from fedup.run.limits import Limits
 from fedup.run.new_base import BaseDesk
 from fedup.run.serving import load_base
 from fedup.run.state import State

@@ -13,9 +13,10 @@ from fedup.cli._text import describe, of
 from fedup.cli._unlearning import Wanted, describe_answer, print_answer
 from fedup.errors import ContactError, HarmError, NoArchitectureError, RequestError
 from fedup.filters.bottleneck import FilterConfig
-from fedup.run.answer import Limits, NewRequest, RequestDesk
+from fedup.run.answer import NewRequest, RequestDesk
 from fedup.run.folder import Writer
 from fedup.run.in_words import forget_in_words, ids
+from fedup.run.limits import Limits
 from fedup.run.queue import QueueOptions, check_consistent, check_names, enqueue, enqueue_restoration
 from fedup.run.state import Request, State
 from fedup.serving.plugged import PluggedModel

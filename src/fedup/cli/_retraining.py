@@ -16,10 +16,10 @@ from fedup.cli._session import Session
 from fedup.cli._text import accuracy_table, of
 from fedup.cli._wording import visible
 from fedup.federation import Federation
-from fedup.run.answer import Limits
 from fedup.run.bases import NOT_IN_WEIGHTS, SUPPRESSED
 from fedup.run.folder import Writer
 from fedup.run.in_words import class_in_words, count
+from fedup.run.limits import Limits
 from fedup.run.new_base import BaseDesk, keep_retrained
 from fedup.run.state import State
 from fedup.run.status import peek

@@ -36,7 +36,7 @@ from fedup.tasks.recipe import Recipe
 from fedup.training.fedavg import Observer
 
 if TYPE_CHECKING:
-    from fedup.run.answer import Judge
+    from fedup.run.limits import Judge
     from fedup.tasks.additions import Addition
     from fedup.tasks.labelled import LabelledRows
 

@@ -19,8 +19,9 @@ from fedup.cli._wording import as_command_line
 from fedup.errors import RequestError
 from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget
-from fedup.run.answer import Limits, NewRequest, Outcome, RequestDesk
+from fedup.run.answer import NewRequest, Outcome, RequestDesk
 from fedup.run.in_words import class_in_words, count, eraser_in_words, forget_in_words, ids
+from fedup.run.limits import Limits
 from fedup.run.pool import Pool, sort_out
 from fedup.run.state import State
 from fedup.serving.plugged import PluggedModel

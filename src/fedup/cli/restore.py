@@ -41,7 +41,7 @@ def restore(
     [bold]fedup restore --all --run runs/mnist[/]
     """
     from fedup.cli._session import Session
-    from fedup.run.answer import Limits
+    from fedup.run.limits import Limits
     from fedup.run.queue import withdraw
 
     if bool(requests or subject) == everything:

@@ -44,7 +44,7 @@ def retrain(
 
     from fedup.cli._retraining import Retraining, plan_retraining, print_retrained, retrain_into
     from fedup.cli._session import Session
-    from fedup.run.answer import Limits
+    from fedup.run.limits import Limits
     from fedup.training.engines import known_engine
 
     session = Session(run, device=device, subject_key=subject_key)

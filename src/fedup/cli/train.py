@@ -86,7 +86,7 @@ def train(
     from fedup.cli._remark import remark
     from fedup.cli._session import Session
     from fedup.cli._tables import columns_in_words, options_from
-    from fedup.run.answer import Limits
+    from fedup.run.limits import Limits
     from fedup.tasks.recipe import Recipe
     from fedup.training.engines import known_engine
 

@@ -78,7 +78,7 @@ def unlearn(
     from fedup.cli._session import Session
     from fedup.cli._unlearning import answer_requests, plan_answer, print_answer
     from fedup.filters.presets import preset as settings_of
-    from fedup.run.answer import Limits
+    from fedup.run.limits import Limits
 
     given = client or [], class_ or [], samples or [], subject or []
     if sum([any(given), csv is not None, pending]) != 1:

@@ -14,12 +14,13 @@ from fedup.flower.contact import GridContact
 from fedup.models.backbone import HEAD, Backbone, with_blank_head
 from fedup.models.views import fingerprint
 from fedup.request import Forget
-from fedup.run.answer import Limits, NewRequest
+from fedup.run.answer import NewRequest
 from fedup.run.bindings import By, RunBindings, bindings_of, release
 from fedup.run.exact import is_cohort, keep_head, load_head_of, relearned, salt_of
 from fedup.run.folder import Run, Writer
 from fedup.run.head_desk import HeadDesk, HeadOutcome
 from fedup.run.ledger import RunLedger
+from fedup.run.limits import Limits
 from fedup.run.state import State
 from fedup.run.verify import Check, verify
 from fedup.statistics.store import CellName

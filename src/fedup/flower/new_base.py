@@ -13,10 +13,10 @@ from fedup.errors import RequestError
 from fedup.flower.rules import is_open
 from fedup.models.views import fingerprint
 from fedup.request import Forget, union
-from fedup.run.answer import Limits
 from fedup.run.brief_writer import BriefWriter
 from fedup.run.folder import Run
 from fedup.run.in_words import ids
+from fedup.run.limits import Limits
 from fedup.run.new_base import BaseDesk, Followed, keep_retrained
 from fedup.run.serving import load_store
 from fedup.run.state import Request, State

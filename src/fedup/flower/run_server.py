@@ -19,12 +19,13 @@ from fedup.flower.serve_queue import POLL_S, RETRY_S, QueueService
 from fedup.models.cut import find_cut
 from fedup.models.views import fingerprint
 from fedup.request import Forget, union
-from fedup.run.answer import Judge, Limits, NewRequest, Outcome, RequestDesk
+from fedup.run.answer import NewRequest, Outcome, RequestDesk
 from fedup.run.architecture import describe_architecture
 from fedup.run.bindings import By, RunBindings, bindings_of, release
 from fedup.run.brief_writer import BriefWriter
 from fedup.run.folder import Run
 from fedup.run.ledger import RunLedger
+from fedup.run.limits import Judge, Limits
 from fedup.run.new_base import Followed
 from fedup.run.queue import Served
 from fedup.run.record import keep_centroids, keep_model

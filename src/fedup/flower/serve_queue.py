@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedup.errors import ContactError, FedUPError, SettingError
-from fedup.run.answer import Judge, RequestDesk
+from fedup.run.answer import RequestDesk
+from fedup.run.limits import Judge
 from fedup.run.queue import Served, serve, to_serve
 
 if TYPE_CHECKING:

@@ -5,12 +5,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fedup.clients.protocol import Contact
-from fedup.errors import HarmError, RequestError, SettingError
+from fedup.errors import HarmError, RequestError
 from fedup.federation import Federation
 from fedup.filters.bottleneck import FilterConfig
 from fedup.privacy.guarantee import DP
 from fedup.request import Forget
 from fedup.run.folder import Writer
+from fedup.run.limits import Figures, Judge, Limits
 from fedup.run.new_request import NewRequest as NewRequest
 from fedup.run.pool import Pool, check_return, sort_out
 from fedup.run.state import FileRecord, Request, State
@@ -31,10 +32,6 @@ from fedup.unlearning.verdict import waits
 
 _Requests = Sequence[dict[str, Any]] | Sequence[str]  # as in an event: new ones whole, others by number
 
-# Accuracies by state of the model (original, forgotten, restored), part of the data and side (retain, forget).
-Figures = Mapping[str, Any]
-Judge = Callable[[PluggedModel, Collection[Forget]], Figures]  # measures a model for the requests in force
-
 
 @dataclass
 class Outcome:
@@ -49,36 +46,6 @@ class Outcome:
     withheld: Sequence[str] = ()
     waiting: Sequence[str] = ()
     entries: Sequence[Mapping[str, Any]] = ()
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a filter may cost to be put in force, in points: retained validation accuracy (None: not measured), and each
-    class's recall on retained rows. `force` lifts both limits."""
-
-    max_loss: float | None = 3.0
-    force: bool = False
-    max_class_loss: float = 5.0
-
-    def __post_init__(self) -> None:
-        if self.max_loss is not None and not self.max_loss >= 0:  # NaN would allow everything
-            raise SettingError(f"max_loss, in points of accuracy, must be 0 or more; found {self.max_loss}.")
-
-    def refusal(self, figures: Figures | None) -> str | None:
-        """Why the filter may not be put in force, in words; None when it may."""
-        if self.force or self.max_loss is None:
-            return None
-        states, score = ("original", "forgotten"), figures.get("score", "accuracy") if figures else "accuracy"
-        before, after = (figures[state]["validation"]["retain"] if figures else None for state in states)
-        if before is None or after is None:
-            return f"the retained {score} could not be measured, because there is no validation data at hand"
-        loss = 100 * (before - after)
-        if loss <= self.max_loss:
-            return None
-        return (
-            f"it would lower the retained {score} on validation data by {loss:.1f} points "
-            f"({before:.3f} to {after:.3f}), and {self.max_loss:g} are allowed"
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +112,7 @@ class RequestDesk:
     ) -> Outcome:
         """Answer requests together; if that harms a class, those alone that need none of the requests that waited."""
         requests = described_requests(self.writer.state, ready)
+        refusal = limits.refusal_by(self.judge, self.plugged)
         try:
             report = fit_and_serve(
                 self.plugged,
@@ -153,7 +121,7 @@ class RequestDesk:
                 clients=contact,
                 config=config,
                 force=limits.force,
-                terms=Terms(limits.max_class_loss, keep_sealed=keep_sealed),
+                terms=Terms(limits.max_class_loss, keep_sealed=keep_sealed, refusal=refusal),
             )
         except HarmError as error:
             if alone and len(alone) < len(ready):

@@ -7,11 +7,12 @@ from typing import Any
 from fedup.clients.protocol import Contact
 from fedup.errors import RequestError
 from fedup.federation import Federation
-from fedup.run.answer import Limits, NewRequest, contact_facts, describe_pending
+from fedup.run.answer import NewRequest, contact_facts, describe_pending
 from fedup.run.exact import FEATURES, claim_here, salt_of
 from fedup.run.folder import Writer
 from fedup.run.head_judge import HeadJudge
 from fedup.run.head_trial import Describe, Figures, Trial, Trials
+from fedup.run.limits import Limits
 from fedup.run.state import FileRecord, Request
 from fedup.statistics.store import CellName
 from fedup.statistics.store_file import save_centroids

@@ -9,10 +9,11 @@ from fedup.errors import HarmError
 from fedup.federation import Federation
 from fedup.filters.closed_form import Scores
 from fedup.request import Forget, union
-from fedup.run.answer import Limits, NewRequest, described_requests
+from fedup.run.answer import NewRequest, described_requests
 from fedup.run.exact import salt_of
 from fedup.run.head_judge import HeadJudge, expected_accuracy, expected_recall, scores_of
 from fedup.run.in_words import ids as ids_in_words
+from fedup.run.limits import Limits
 from fedup.run.state import State
 from fedup.unlearning.class_recall import Recall, check_recall
 from fedup.unlearning.cohort import CohortModel

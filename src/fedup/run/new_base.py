@@ -15,8 +15,9 @@ from fedup.errors import HarmError
 from fedup.federation import Federation
 from fedup.filters.bottleneck import FilterConfig
 from fedup.models.views import fingerprint
-from fedup.run.answer import Judge, Limits, contact_facts, describe_pending, describe_releases
+from fedup.run.answer import contact_facts, describe_pending, describe_releases
 from fedup.run.folder import Writer
+from fedup.run.limits import Judge, Limits
 from fedup.run.record import collection
 from fedup.run.state import Request
 from fedup.serving.filter_file import save_filter

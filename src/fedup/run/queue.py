@@ -17,8 +17,9 @@ from fedup.errors import (
 )
 from fedup.filters.bottleneck import FilterConfig
 from fedup.request import Forget, check_known, union
-from fedup.run.answer import Limits, NewRequest, Outcome, RequestDesk, contact_facts, described_requests
+from fedup.run.answer import NewRequest, Outcome, RequestDesk, contact_facts, described_requests
 from fedup.run.folder import Run, Writer
+from fedup.run.limits import Limits
 from fedup.run.lock import held, holder
 from fedup.run.state import Request, State
 from fedup.unlearning.report import Report

@@ -153,7 +153,7 @@ class Execution:
         chosen = min(candidates, key=lambda candidate: candidate.loss)
         if plan.force and chosen.loss > plan.terms.max_class_loss:
             chosen = candidates[0]
-        elif chosen.loss > plan.terms.max_class_loss and self._delta.harms():
+        elif self._costs_too_much(chosen) and self._delta.harms():
             return self._build(requests, None)
         report.class_recall, report.centroids_used = chosen.recalls, chosen.centroids_used
         self._measurement.counted, self._eraser_parts = chosen.counted, eraser.parts
@@ -168,6 +168,11 @@ class Execution:
             plan.allow(lambda: check_all_classes(counted, plan.terms.max_class_loss), report)
         self._note_choice(candidates[0].served, chosen, forget_set)
         return chosen.served
+
+    def _costs_too_much(self, chosen: _Candidate) -> bool:
+        terms, delta = self._plan.terms, chosen.served.delta
+        refused = terms.refusal is not None and delta is not None and terms.refusal(chosen.served) is not None
+        return chosen.loss > terms.max_class_loss or (refused and not self._plan.force)
 
     def _candidates(
         self, requests: frozenset[Forget], delta: Delta | None, eraser: EraserBuilder, left_out: Forget

@@ -14,7 +14,7 @@ from fedup.filters.bottleneck import FilterConfig
 from fedup.filters.fit import Trace
 from fedup.models.cut import find_cut
 from fedup.request import Forget, check_known, union
-from fedup.serving.plugged import PluggedModel
+from fedup.serving.plugged import PluggedModel, Served
 from fedup.statistics.moment_store import MomentStore
 from fedup.statistics.store import CellName, Centroids
 from fedup.targets import check_request
@@ -34,13 +34,15 @@ class Terms:
     A class that nobody asked to forget may lose `max_class_loss` points of recall on retained rows. With `measure`
     clients that can be reached count answers: for a verdict, and for recall, which is only expected otherwise. Cells
     that clients cluster again are replaced. With `keep_sealed` the old ones are kept aside, so that a restore asks
-    nobody unless other samples stay erased. A `trace` records the steps of fits.
+    nobody unless other samples stay erased. A `trace` records the steps of fits. `refusal` says why a filter with a
+    delta may not be served, or None: another one answers then, unless the delta was chosen.
     """
 
     max_class_loss: float = 5.0
     measure: bool = True
     keep_sealed: bool = False
     trace: Trace | None = None
+    refusal: Callable[[Served], str | None] | None = None
 
     def __post_init__(self) -> None:
         if not self.max_class_loss >= 0:  # NaN would allow everything
