@@ -68,7 +68,9 @@ def test_the_app_learns_forgets_and_remembers_over_flower_as_in_one_process(way,
         assert request["after"]["retain"] > request["before"]["retain"] - 0.15, request
         assert request["restored"] is True, request
     client, of_class, sample = result["requests"]
-    assert client["messages"] == of_class["messages"] == 0  # answered at the server
+    for counted in (client, of_class):  # answered at the server; all nodes count right answers
+        assert counted["clients_contacted"] == [] and counted["messages"] % 4 == 0 < counted["messages"]
+        assert counted["bytes_up"] / counted["messages"] < 2_000 < result["collection"]["bytes_up"] / 4
     assert sorted(sample["clients_contacted"]) == [0, 1, 2, 3]  # one clusters again, all are compared with
     assert sample["messages"] > 0 and sample["bytes_up"] > 0
 

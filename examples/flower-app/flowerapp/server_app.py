@@ -26,7 +26,7 @@ from fedup.tasks.evaluation import predict
 from flowerapp import task
 
 app = ServerApp()
-STATISTICS = MomentConfig(by_class="always")  # so that class requests ask nobody
+STATISTICS = MomentConfig(by_class="always")  # so that class requests ask nobody for statistics
 
 
 @app.main()
