@@ -5,13 +5,14 @@ from functools import cache
 
 import pytest
 import torch
-from tests._marked import same_bits
+from tests._marked import same_bits, weights_of
 from torch import nn
 
 from fedup import Federation, FilterConfig, Forget, collect, load_filter, plug, purge, restore, save_filter, unlearn
 from fedup.errors import ContactError, HarmError, RequestError, SettingError
 from fedup.models.views import fingerprint
 from fedup.privacy.guarantee import DP
+from fedup.run.limits import Limits
 from fedup.serving.export import export_program
 from fedup.unlearning.closed_form_fit import MOVED_WORDS
 from fedup.unlearning.plan import Terms
@@ -164,8 +165,8 @@ def asked_within(client, allowed):
 
 def test_scores_are_moved_where_all_of_a_delta_would_cost_a_class_too_much(tmp_path):
     model, federation = world()
-    found = (asked_within(client, allowed) for client in (0, 1, 2) for allowed in (1.5, 2.0, 2.5))
-    served = (own for own in found if own and own[0].served.delta.scale == 1 and own[0].served.filter is not None)
+    asked = (asked_within(client, allowed) for client in (0, 1, 2) for allowed in (1.5, 2.0, 2.5))
+    served = (own for own in asked if own and own[0].served.delta.scale == 1 and own[0].served.filter is not None)
     plugged, store, report = next(served)  # StopIteration: the premise does not hold
     assert any(MOVED_WORDS in note for note in report.notes)
     (request,) = plugged.requests
@@ -187,15 +188,38 @@ def test_a_delta_that_is_weaker_or_beside_moved_scores_costs_all_classes_togethe
     model, federation = world()
     kinds = set()
     for client, allowed in itertools.product((0, 1, 2), (0.6, 1.2, 1.7, 2.0)):
-        if (found := asked_within(client, allowed)) is None:
+        if (served := asked_within(client, allowed)) is None:
             continue
-        plugged, *_ = found
+        plugged, *_ = served
         kinds |= {"weaker"} if plugged.served.delta.scale < 1 else set()
         kinds |= {"moved"} if plugged.served.filter is not None else set()
         retained = [own for own in federation.clients if own.id != client]
         rows = torch.cat([rows for own in retained for rows in (own.validation, own.heldout)])
         assert hits(model, rows) - hits(plugged, rows) <= 0.6 * allowed / 100 + 1e-6
     assert kinds == {"weaker", "moved"}, "premise"
+
+
+def test_another_filter_answers_where_a_run_folder_would_not_put_a_delta_in_force_after_a_restore_too():
+    model, federation = world()
+    plugged, store, (first, second) = plug(model), collect(model, federation), (withdrawn(1), withdrawn(2))
+
+    def judge(trial, requests):
+        assert trial.served.requests == requests and trial.base is model
+        return {
+            "original": {"validation": {"retain": 0.9}},
+            "forgotten": {"validation": {"retain": 0.9 if trial.served.delta is None else 0.8}},
+        }
+
+    options = {"clients": federation, "terms": Limits().terms(judge, plugged)}
+    report = unlearn(plugged, store, first, **options)
+    alone = weights_of(plugged)
+    assert plugged.served.delta is None and any("Another filter answers" in note for note in report.notes)
+    unlearn(plugged, store, second, **options)
+    restore(plugged, store, second, **options)
+    again = weights_of(plugged)
+    assert alone.keys() == again.keys() and all(torch.equal(alone[name], again[name]) for name in alone)
+    assert unlearn(plug(model), collect(model, federation), first, config=DELTA, **options).delta, "it was chosen"
+    assert Limits(force=True).terms(judge, plugged).refusal is Limits(None).terms(judge, plugged).refusal is None
 
 
 def test_purging_keeps_the_sum_alone_and_later_requests_build_on_it(tmp_path):

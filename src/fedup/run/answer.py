@@ -22,7 +22,6 @@ from fedup.statistics.store_file import save_centroids
 from fedup.statistics.traffic import Release, Traffic
 from fedup.unlearning.collect_again import collect_again as ask_anew
 from fedup.unlearning.pending import finish_pending as finish
-from fedup.unlearning.plan import Terms
 from fedup.unlearning.report import Report
 from fedup.unlearning.unlearn import contact_of, resolved
 from fedup.unlearning.unlearn import purge as purge_cells
@@ -112,7 +111,6 @@ class RequestDesk:
     ) -> Outcome:
         """Answer requests together; if that harms a class, those alone that need none of the requests that waited."""
         requests = described_requests(self.writer.state, ready)
-        refusal = limits.refusal_by(self.judge, self.plugged)
         try:
             report = fit_and_serve(
                 self.plugged,
@@ -121,7 +119,7 @@ class RequestDesk:
                 clients=contact,
                 config=config,
                 force=limits.force,
-                terms=Terms(limits.max_class_loss, keep_sealed=keep_sealed, refusal=refusal),
+                terms=limits.terms(self.judge, self.plugged, keep_sealed=keep_sealed),
             )
         except HarmError as error:
             if alone and len(alone) < len(ready):
@@ -185,7 +183,7 @@ class RequestDesk:
                 [request.forget for request in requests],
                 clients=self.clients,
                 force=limits.force,
-                terms=Terms(limits.max_class_loss),
+                terms=limits.terms(self.judge, self.plugged),
             )
         except HarmError as error:
             return self._refused("restored", ids, error)
@@ -200,7 +198,7 @@ class RequestDesk:
             raise RequestError("What is pending needs the clients, and there is no way to reach them.")
         self.plugged.check_base(hashed=True)
         try:
-            terms = Terms(limits.max_class_loss)
+            terms = limits.terms(self.judge, self.plugged)
             report = finish(self.plugged, store, clients=self.clients, force=limits.force, terms=terms)
         except HarmError as error:
             return self._refused("renewed", [], error)
@@ -229,7 +227,7 @@ class RequestDesk:
                 "Single ones cannot be asked any more. Nothing was changed."
             )
         self.plugged.check_base(hashed=True)
-        options: Any = {"force": limits.force, "terms": Terms(limits.max_class_loss)}
+        options: Any = {"force": limits.force, "terms": limits.terms(self.judge, self.plugged)}
         try:
             store, report = ask_anew(self.plugged, self.centroids, ids, clients=self.clients, **options)
         except HarmError as error:

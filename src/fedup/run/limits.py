@@ -7,6 +7,7 @@ from typing import Any
 from fedup.errors import SettingError
 from fedup.request import Forget
 from fedup.serving.plugged import PluggedModel, Served, plug
+from fedup.unlearning.plan import Terms
 
 # Accuracies by state of the model (original, forgotten, restored), part of the data and side (retain, forget).
 Figures = Mapping[str, Any]
@@ -42,14 +43,14 @@ class Limits:
             f"({before:.3f} to {after:.3f}), and {self.max_loss:g} are allowed"
         )
 
-    def refusal_by(self, judge: Judge | None, plugged: PluggedModel) -> Callable[[Served], str | None] | None:
-        """The same for a filter that this model does not serve yet; None where nobody can judge."""
-        if judge is None:
-            return None
+    def terms(self, judge: Judge | None, plugged: PluggedModel, *, keep_sealed: bool = False) -> Terms:
+        """Terms by which no filter with a delta is made that these limits would not put in force."""
 
         def refusal(served: Served) -> str | None:
+            assert judge is not None
             trial = plug(plugged.base, plugged.cut)
             trial.serve(served)
             return self.refusal(judge(trial, served.requests))
 
-        return refusal
+        measured = judge is not None and self.max_loss is not None and not self.force
+        return Terms(self.max_class_loss, keep_sealed=keep_sealed, refusal=refusal if measured else None)

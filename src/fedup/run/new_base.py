@@ -24,7 +24,6 @@ from fedup.serving.filter_file import save_filter
 from fedup.serving.model_file import save_model
 from fedup.serving.plugged import PluggedModel
 from fedup.statistics.store import Centroids
-from fedup.unlearning.plan import Terms
 from fedup.unlearning.report import Report
 from fedup.unlearning.unlearn import contact_of, purge, unlearn
 
@@ -113,7 +112,7 @@ class BaseDesk:
             clients=contact_of(self.clients, self.plugged, self.store),
             config=self.config,
             force=limits.force,
-            terms=Terms(limits.max_class_loss),
+            terms=limits.terms(self.judge, self.plugged),
         )
 
     def _declined(self, following: Sequence[Request], report: Report, why: str) -> Followed:

@@ -170,9 +170,11 @@ class Execution:
         return chosen.served
 
     def _costs_too_much(self, chosen: _Candidate) -> bool:
-        terms, delta = self._plan.terms, chosen.served.delta
-        refused = terms.refusal is not None and delta is not None and terms.refusal(chosen.served) is not None
-        return chosen.loss > terms.max_class_loss or (refused and not self._plan.force)
+        terms = self._plan.terms
+        if chosen.loss > terms.max_class_loss:
+            return True
+        asked = terms.refusal if chosen.served.delta is not None and not self._plan.force else None
+        return asked is not None and asked(chosen.served) is not None
 
     def _candidates(
         self, requests: frozenset[Forget], delta: Delta | None, eraser: EraserBuilder, left_out: Forget

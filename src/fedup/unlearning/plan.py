@@ -47,6 +47,8 @@ class Terms:
     def __post_init__(self) -> None:
         if not self.max_class_loss >= 0:  # NaN would allow everything
             raise SettingError(f"max_class_loss, in points of recall, must be 0 or more; found {self.max_class_loss}.")
+        if not isinstance(self.measure, bool):  # None would leave counting out unseen
+            raise SettingError(f"measure must be True or False; found {self.measure!r}.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,6 @@
 """False alarms: which honest nodes do the checks of hostile ones flag, where nodes hold few classes each?"""
 
+import logging
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedup.tasks.evaluation import accuracy
 from fedup.tasks.progress import Progress
 from fedup.tasks.recipe import Recipe
 
+_LOG = logging.getLogger(__name__)
 PARTITION = "dirichlet:0.1"
 FEDERATIONS: tuple[dict[str, Any], ...] = (
     {"data": "digits", "clients": 10},
@@ -54,7 +56,8 @@ def measure_alarms(progress: Progress) -> list[Alarms]:
         progress("False alarms", done, len(cases))
         try:
             check_there(federation["data"])
-        except FedUPError:
+        except FedUPError as error:
+            _LOG.warning("false alarms on %s are not measured: %s", federation["data"], error)
             continue
         recipe = Recipe.suited_to(federation["data"], partition=PARTITION, seed=seed, **_settings(federation))
         alarms += _alarms_of(World.of(recipe, progress, liar=liar), recipe, liar)
